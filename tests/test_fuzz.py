@@ -306,6 +306,7 @@ class Hanging(Kind):
         return True
 
 
+@pytest.mark.slow
 def test_the_harness_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {"misbehaving": Misbehaving, "dying": Dying, "hanging": Hanging}
     monkeypatch.setattr(fuzz, "KINDS", kinds)

@@ -110,6 +110,7 @@ def test_vllm_that_is_started_beside_the_own_engine(
     compare("vllm-beside.json", measured(draftkit, *SHORT, *options, "--k", "2,3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "tensorrt_llm", "openai"])
 def test_a_server(dialect: Any, draftkit: Command) -> None:
     with SpeakingServer(dialect, simulated(K), K) as drafting, SpeakingServer(dialect, simulated(0)) as plain:

@@ -109,6 +109,7 @@ COMMAND = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_what_a_command_is_printed_with_is_quoted() -> None:
     """A name or path in a printed command goes through `errors.command`, so that a shell takes it as it stands."""
     unquoted = []

@@ -84,6 +84,7 @@ def repeated(counts: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["zoo:eagle3", "ngram"])
 def test_an_evaluation(opened: Counter[str], draft: str) -> None:
     evaluate_draft("zoo:target", draft, ASKED)
@@ -117,6 +118,7 @@ def sample(name: str, size: int = 12) -> Sample:
     return Sample.of(name, [5 + (7 * i + len(name)) % 50 for i in range(size)], [(size // 2, size)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["zoo:eagle3", ""])
 def test_a_training(samples: Path, opened: Counter[str], draft: str, tmp_path: Path) -> None:
     train_draft(training(samples, draft, tmp_path / "run"))

@@ -53,12 +53,14 @@ def evaluated(tmp_path: Path) -> Callable[..., Result]:
     return measure
 
 
+@pytest.mark.slow
 def test_fewer_drafts_than_the_block_has_are_warned_of(evaluated: Callable[..., Result]) -> None:
     (warning,) = (w for w in evaluated(3).warnings if w.name == "shortened-blocks")
     assert "K=3" in warning.message
     assert "trained for K=4" in warning.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "config"), [(4, None), (3, JETSPEC)])
 def test_whole_blocks_and_rows_that_see_no_later_ones_are_not(
     k: int, config: dict[str, Any] | None, evaluated: Callable[..., Result]
@@ -66,6 +68,7 @@ def test_whole_blocks_and_rows_that_see_no_later_ones_are_not(
     assert "shortened-blocks" not in {warning.name for warning in evaluated(k, config).warnings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "seen"), [(None, True), (JETSPEC, False)])
 def test_more_drafts_than_the_block_has_are_warned_of(
     config: dict[str, Any] | None, seen: bool, evaluated: Callable[..., Result]

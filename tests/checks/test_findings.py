@@ -192,6 +192,7 @@ def test_findings_are_shown_with_their_fix(draftkit: Command, tmp_path: Path) ->
     assert [(f["name"], f["severity"]) for f in printed["findings"]] == [("layer-ids-as-outputs", "error")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [64, 1024])
 def test_initializations_look_random_and_tables_do_not(dtype: torch.dtype, width: int, tmp_path: Path) -> None:

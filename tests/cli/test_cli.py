@@ -394,6 +394,7 @@ def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path:
     assert config["architectures"] == ["DraftkitOnlyModel"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("floor", "code"), [(1, 0), (5.1, 3)])  # K + 1 = 5 is the most
 def test_eval_prints_pure_json_and_holds_drafts_to_a_floor(
     floor: float, code: int, draftkit: Command, running_target: Path, tmp_path: Path
@@ -467,6 +468,7 @@ def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
     assert (printed["source"], printed["revision"]) == ("org/eagle-draft", commit)
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     plain, debug = (process("inspect", tmp_path / "nothing", DRAFTKIT_DEBUG=flag) for flag in ("", "1"))
     assert (plain.returncode, debug.returncode) == (1, 1)

@@ -61,6 +61,7 @@ def test_the_options_of_eval_are_in_panels(draftkit: Command) -> None:
         assert begin < shown.index(f"  {option}") < shown.index(f"\n{following}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_a_command_has_no_more_options_than_a_person_reads(name: str) -> None:
     options = [parameter for parameter in commands()[name].params if parameter.param_type_name == "option"]

@@ -102,6 +102,7 @@ def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp
     assert not page.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "option", "words"),
     [

@@ -373,6 +373,7 @@ def test_bad_prompts_are_refused(name: str, models: Path, draftkit: Command, tmp
     assert_refused(evaluate(draftkit, models, "target", "draft", "--prompts", prompts), *problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "draft", "problem"),
     [
@@ -453,6 +454,7 @@ def test_the_input_is_not_replaced(draftkit: Command, tmp_path: Path) -> None:
     assert rows.read_text() == '{"text": "some text"}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [200, 10_000, 1_000_000])
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
 def test_rows_that_nest_without_end_are_refused(depth: int, suffix: str, draftkit: Command, tmp_path: Path) -> None:

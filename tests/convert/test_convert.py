@@ -453,6 +453,7 @@ MENDED: dict[str, Callable[[Tensors], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MENDED)
 def test_a_broken_map_is_described_and_mended_from_t2d(
     name: str, draftkit: Command, target: Path, tmp_path: Path
@@ -641,6 +642,7 @@ print("LOADED", *sorted({"torch", "transformers", "huggingface_hub", "numpy"} & 
 """
 
 
+@pytest.mark.slow
 def test_safetensors_need_neither_torch_nor_transformers(tmp_path: Path) -> None:
     CASES["eagle"].write(tmp_path / "source", safetensors=True)
     command = [sys.executable, "-c", IMPORTS]

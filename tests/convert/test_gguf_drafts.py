@@ -111,6 +111,7 @@ def test_every_key_is_stated(eagle3: Path) -> None:
     assert '"source": "zoo:eagle3"' in metadata["draftkit.provenance"]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_a_target_in_gguf_is_copied(eagle3: Path, tmp_path: Path) -> None:
     target = written("zoo:target", tmp_path / "target.gguf")
     other = convert_checkpoint("zoo:eagle3", tmp_path / "draft.gguf", to="gguf", target=str(target))
@@ -227,6 +228,7 @@ def test_a_file_that_llama_cpp_does_not_load_is_an_error(eagle3: Path, tmp_path:
         plan_conversion(str(bare), target="zoo:target")
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_shows_and_measures_one(draftkit: Command, tmp_path: Path) -> None:
     out = tmp_path / "draft.gguf"
     command = ("convert", "zoo:eagle3", out, "--to", "gguf", "--target", "zoo:target", "--type", "q8_0")

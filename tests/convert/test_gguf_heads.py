@@ -181,6 +181,7 @@ def test_what_llama_cpp_does_not_run_is_refused_by_name(tmp_path: Path, made: Ca
     assert "state of a rejected token" in uses_of_heads(KINDS["qwen3_next"], 1, "qwen3_next")["llama.cpp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - HEADS.keys()))
 def test_heads_of_other_targets_are_refused_by_name(kind: str, tmp_path: Path, made: Callable[[str], Path]) -> None:
     """Those that llama.cpp runs and draftkit does not write, and those that neither does."""

@@ -24,6 +24,7 @@ PUBLISHED = all_published()
 DRAFTS = ["llama-68m", "pythia", "gpt2", "opt-base"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*DRAFTS, "bloom-base"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_written_back_it_is_what_transformers_saves(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

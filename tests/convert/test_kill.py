@@ -152,6 +152,7 @@ def test_a_new_output_is_whole_or_not_there(every: int, run: Run, new: Content, 
     assert seen == {"none", "new"} or every > 1
 
 
+@pytest.mark.slow
 @EVERY
 def test_an_old_output_is_whole_or_replaced(every: int, run: Run, new: Content, tmp_path: Path) -> None:
     out = tmp_path / "out"

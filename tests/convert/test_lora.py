@@ -261,6 +261,7 @@ def test_what_convert_merges_is_a_target(tmp_path: Path) -> None:
     torch.testing.assert_close(model(tokens).logits, expected.logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -98,6 +98,7 @@ def test_a_norm_that_is_gone_is_named(kind: Kind, folder: Path) -> None:
     assert name in found_in(folder)["head-tensors-missing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "finding"), [(torch.nan, "heads-not-finite"), (0.0, "heads-zero")], ids=["NaN", "zero"]
 )
@@ -136,6 +137,7 @@ def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> Non
     assert found_in(bare) == {}
 
 
+@pytest.mark.slow
 def test_heads_are_run_or_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
     draft = read_draft(convert_checkpoint(str(folder), tmp_path / "head", format="mtp"))
     if kind.runs:

@@ -279,6 +279,7 @@ def test_every_fact_comes_back_or_is_said_to_be_lost(
     assert exact & BASES.keys() == {name for name, taken in TAKEN.items() if destination in taken}
 
 
+@pytest.mark.slow
 def test_what_vllm_reads_of_a_unified_draft_is_the_draft(sent: dict[str, str], whole_target: str) -> None:
     """The keys beside the `draftkit` block say all of it, or the folder is marked so that vLLM refuses it."""
     read = set()

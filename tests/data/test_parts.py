@@ -137,6 +137,7 @@ def test_images_of_a_table_are_not_decoded(tmp_path: Path) -> None:
     assert (row.content, dict(left_out.kinds)) == (Conversation((user("Why?"),)), {"image": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["prepare", "regenerate"])
 def test_commands_say_what_they_leave_out(command: str, draftkit: Command, tmp_path: Path) -> None:
     path, out = written(tmp_path, *WITH_IMAGES), tmp_path / "out.jsonl"

@@ -235,6 +235,7 @@ def test_a_file_that_does_not_say_whose_it_is_goes_on_with_a_warning(
     assert "does not say its target_sha256 and end_ids" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_weights_under_the_same_name_are_refused(draftkit: Command, tmp_path: Path) -> None:
     target, rows, out = tmp_path / "target", tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     shutil.copytree(zoo.path("target"), target)
@@ -315,6 +316,7 @@ def test_the_cost_is_known_before() -> None:
 SAMPLING = Sampling(SamplingParameters(0.8), 12, frozenset({4092}))
 
 
+@pytest.mark.slow
 def test_the_engine_serves_the_targets_own_tokens(tmp_path: Path) -> None:
     """As plain decoding with the row's seed, batch by batch, and the same when it was interrupted."""
     target = load_tokenizer("zoo:target")
@@ -434,6 +436,7 @@ def test_an_endpoint_must_be_there_and_say_its_model() -> None:
         EndpointResponder(server.endpoint, ENDPOINT, 1)
 
 
+@pytest.mark.slow
 def test_regenerate_from_the_command_line(draftkit: Command, tmp_path: Path) -> None:
     prompts, out, data = (tmp_path / name for name in ("prompts.jsonl", "responses.jsonl", "data.jsonl"))
     prompts.write_text("".join(json.dumps({"prompt": f"question {n}"}) + "\n" for n in range(3)))

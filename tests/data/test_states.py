@@ -61,6 +61,7 @@ numbers = st.floats(-(2.0**120), 2.0**120, width=32).filter(lambda x: x == 0 or 
 vectors = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 16)), elements=numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(states=vectors)
 @examples(60)
@@ -256,6 +257,7 @@ def test_shards_hold_every_sample_once(lengths: list[int], shard: int) -> None:
         assert len(numbers) == 1 or sum(lengths[i] for i in numbers) <= shard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renames", range(4))  # the manifest's, then those of a shard and the manifest in turn
 def test_a_killed_run_goes_on(renames: int, stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -497,6 +499,7 @@ def test_a_target_that_transformers_does_not_load_is_one_for_vllm(
     assert streamed.code == 0, streamed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, *TARGETS])
 def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> None:
     """It makes the last state of the one before it."""

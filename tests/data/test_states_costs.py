@@ -46,6 +46,7 @@ def test_ways_by_hand() -> None:
     assert ways.encodings["int8-channel"] == 1000 * 4 * 8 + 10 * 4 * 8 * 4 + 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["bf16", "int8-channel"])
 def test_stored_states_take_what_was_said(
     encoding: str, target: Path, data: Path, tmp_path: Path, draftkit: Command

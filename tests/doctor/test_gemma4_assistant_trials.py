@@ -39,6 +39,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
     return Patient("assistant", draft, draft, str(pair.folder), model, tokenizer, prompts, requests, 3)
 
 
+@pytest.mark.slow
 def test_each_fact_is_tried(patient: Patient) -> None:
     tried: dict[str, list[Trial]] = {one.name: list(one.trials(patient)) for one in all_experiments()}
     own = {name: [trial.change for trial in trials] for name, trials in tried.items() if name in CHANGES}

@@ -85,6 +85,7 @@ def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
         assert spoiled != sound
 
 
+@pytest.mark.slow
 def test_norms_of_the_other_kind_are_put_right(patient: Patient) -> None:
     lower, higher = trials("norm-offset", patient)
     norms = {n: h.load() for n, h in patient.draft.tensors.items() if len(h.shape) == 1 and n.endswith("norm.weight")}
@@ -98,6 +99,7 @@ def proposals(setup: Setup) -> list[tuple[int, ...]]:
     return [r.proposal for generation in run(setup, 2, [0]) for r in generation.rounds]
 
 
+@pytest.mark.slow
 def test_swapped_norms_are_put_right(patient: Patient) -> None:
     parts = patient.facts["parts"]
     assert isinstance(parts, dict)
@@ -121,6 +123,7 @@ def test_which_module_drafts_is_tried(tmp_path: Path, patient: Patient) -> None:
     assert trial.overrides == {"modules": "first"}
 
 
+@pytest.mark.slow
 def test_a_diagnosis_of_a_targets_own_head_is_short(monkeypatch: pytest.MonkeyPatch, patient: Patient) -> None:
     """The target's tensors lie beside the head's and are not shown one by one; one prompt is enough to begin with."""
     chosen = [experiment for experiment in all_experiments() if experiment.name == "feedback"]

@@ -75,6 +75,7 @@ def test_one_that_does_not_start_says_why(program: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_path: Path) -> None:
     out, folder = tmp_path / "result.json", convert_checkpoint("zoo:eagle3", tmp_path / "draft", target="zoo:target")
     started = ("--set", f"llama_server={program}")
@@ -102,6 +103,7 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert "several K for a server" in draftkit(*command, *drafts[:4], "--k", "2,3").err
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_not_measured_again(draftkit: Command, program: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = ("eval", "--engine", "llama.cpp", "--set", f"llama_server={program}", "--target", "zoo:target")

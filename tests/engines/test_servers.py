@@ -66,6 +66,7 @@ def zoo_prompts() -> list[tuple[int, ...]]:
     return [r.prompt for r in Conversations(prompts, open_target("zoo:target").tokenizer, SETTINGS).first_requests]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_a_server_says_it_accepted_is_what_it_accepted(dialect: Dialect) -> None:
     """By its own counts, or by its chunks: each request's, so that there is an interval."""
@@ -266,6 +267,7 @@ LIES: list[tuple[Dialect, Spoil, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "spoil", "words"), LIES)
 def test_what_cannot_be_is_not_believed(dialect: Dialect, spoil: Spoil, words: str) -> None:
     with SpeakingServer(dialect, simulated(K), K) as honest, HostileServer(honest.url, spoil) as server:

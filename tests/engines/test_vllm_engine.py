@@ -235,6 +235,7 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
         assert re.search(r"next: (--engine vllm --vllm-python|vLLM plans its memory itself)", refused.err)
 
 
+@pytest.mark.slow
 def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None:
     measure = ("eval", "--target", "zoo:target", "--draft", "ngram", "--limit", 1, "--max-new-tokens", 8)
     with_vllm = draftkit(*measure, "--device", "cpu", "--vllm-python", sys.executable, "--json")
@@ -244,6 +245,7 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
     assert "--vllm-python of vllm with the engine draftkit: leave out one of them" in refused.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["", "errs"])
 def test_vllm_is_certified_as_it_is_measured(
     planted: str, falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command

@@ -149,7 +149,7 @@ def test_expected_acceptance_agrees_with_the_measured_one() -> None:
     assert cell.matches_greedy is cell.num_matching_prompts is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_coupled_output_is_that_of_plain_decoding() -> None:
     cell = sampled_cell(verification="coupled", draft_sampling=DraftSampling("probabilistic"))
     assert cell.num_matching_prompts == cell.num_prompts
@@ -296,6 +296,7 @@ def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path
     assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
 
 
+@pytest.mark.slow
 def test_statistics_follow_from_the_records_of_rounds(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, engines=[WithoutPlain()], records=path)
@@ -332,7 +333,7 @@ def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> No
     assert "first-turn-only" not in {w.name for w in result.warnings}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, engines=[WithoutPlain()], predict=True)
     (cell,) = result.cells
@@ -346,6 +347,7 @@ def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperatu
     assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
 
 
+@pytest.mark.slow
 def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
     """One prediction for each temperature and K, and what is measured beside it is found."""
     sweep = replace(QUICK, limit=2, max_new_tokens=12).sweep(k=(2,), temperature=(0.0, 1.0))
@@ -510,6 +512,7 @@ def test_positions_are_unconditional() -> None:
     assert accepted_per_position([generation(4, 0), generation(2)], 4) == [2, 2, 1, 1]
 
 
+@pytest.mark.slow
 def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """Rounds of one prompt share their acceptance rate, so an interval over rounds would be far too narrow."""
     generator = random.Random(0)
@@ -651,6 +654,7 @@ SAME_QUESTION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [None, True, False])
 @pytest.mark.parametrize("shape", SAME_QUESTION)
 def test_prompts_have_the_same_shapes_in_eval_and_in_regenerate(
@@ -754,6 +758,7 @@ def test_prompts_beyond_the_positions_are_refused_before_anything_is_loaded(plan
         plan("zoo:target", ["zoo:eagle"], Settings(prompts=str(path), max_new_tokens=8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{"k_by_batch": {1: 4, 4: 2}}, {"disable_above_batch": 4}], ids=str)
 def test_a_result_is_not_continued_with_another_k_for_a_batch(schedule: dict[str, Any], tmp_path: Path) -> None:
     """The cells of both would have the same name."""

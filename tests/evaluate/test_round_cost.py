@@ -96,6 +96,7 @@ def test_a_draft_reads_its_weights_in_every_pass(draft: str, tables: str, passes
     assert drafted.bytes_read - plain.bytes_read == passes * (read + cached)
 
 
+@pytest.mark.slow
 def test_plan_time(draftkit: Command) -> None:
     asked = "plan", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2
     shown = draftkit(*asked)

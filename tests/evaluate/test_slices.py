@@ -92,7 +92,7 @@ def test_a_shift_is_named() -> None:
     assert english.above(1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_advice_is_of_each_k_and_batch_in_each_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

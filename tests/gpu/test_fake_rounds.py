@@ -148,6 +148,7 @@ def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pyt
         assert len(looks) == waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
 def test_no_mask_is_made_for_a_prompt(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor for a piece that begins in the middle of one, of the target or of the draft."""

@@ -65,6 +65,7 @@ def test_greedy_output_is_that_of_transformers(kind: str, files: dict[str, Path]
     assert target.eos_token_ids == {own.eos_token_id}
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_file_in_float32_are_the_models(files: dict[str, Path]) -> None:
     expected = load_training_target("zoo:target", device="cpu", dtype=torch.float32).state_dict()
     found = load_training_target(str(files["F32"].parent), device="cpu", dtype=torch.float32).state_dict()
@@ -138,6 +139,7 @@ def test_a_truncated_file_is_one_message(
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -152,6 +154,7 @@ def test_what_transformers_does_not_read_is_refused(changes: dict, message: str,
     assert "model that the file was made from" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_an_unknown_way_to_split_text_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     locate(str(write_gguf(zoo.path("target"), tmp_path / "odd.gguf", "F16", extra={"tokenizer.ggml.pre": "odd-bpe"})))
     assert "does not know how odd-bpe splits text" in caplog.text

@@ -138,6 +138,7 @@ def test_one_kind_of_weights_is_chosen(files: set[str], weights: set[str] | None
     assert set(hub._weights(sorted(files))) == (files - {"heads.pt"} if weights is None else weights)
 
 
+@pytest.mark.slow
 def test_the_cache_serves_without_a_network(server: HubServer, home: Path) -> None:
     calls = ("org/draft", "org/draft@v1")
     downloaded = run(home, server.endpoint, *calls)
@@ -147,6 +148,7 @@ def test_the_cache_serves_without_a_network(server: HubServer, home: Path) -> No
     assert run(home, NOWHERE, *calls) == downloaded
 
 
+@pytest.mark.slow
 def test_an_incomplete_cache_is_noticed(server: HubServer, home: Path) -> None:
     [located] = run(home, server.endpoint, ("org/draft", {"weights": False}))
     config, all_of_it = run(home, NOWHERE, ("org/draft", {"weights": False}), "org/draft", HF_HUB_OFFLINE="1")
@@ -155,6 +157,7 @@ def test_an_incomplete_cache_is_noticed(server: HubServer, home: Path) -> None:
     assert "unset HF_HUB_OFFLINE" in all_of_it["error"]
 
 
+@pytest.mark.slow
 def test_a_cache_without_listing_serves_what_it_has(server: HubServer, home: Path) -> None:
     downloaded = run(home, server.endpoint, "org/draft")
     for listing in home.glob("hub/*/trees/*"):
@@ -183,6 +186,7 @@ def test_what_the_hub_refuses(server: HubServer, home: Path) -> None:
     assert "org/empty has no weights" in empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", ["“hf_secret”", "hf_\vsecret"])
 def test_a_malformed_token_is_named_and_not_shown(server: HubServer, home: Path, token: str) -> None:
     [located] = run(home, server.endpoint, "org/draft", HF_TOKEN=token)

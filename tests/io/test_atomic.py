@@ -344,6 +344,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_runs_that_are_killed_among_others_that_work(tmp_path: Path) -> None:
     """Each run replaces what others write; none takes another's work away, and the dead ones' remains go."""
     out = tmp_path / "volume" / "out"

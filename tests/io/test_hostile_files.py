@@ -333,6 +333,7 @@ odd = (
 shapes = st.lists(numbers, max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @examples(200)
 @given(st.data())

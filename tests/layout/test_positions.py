@@ -73,6 +73,7 @@ def test_a_long_sequence_stops_drafting_for_its_batch(monkeypatch: pytest.Monkey
     assert all(r.beyond for g in stopped for r in g.rounds[:shared])
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_the_limit_when_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [replace(r, sampling=SamplingParameters(temperature=1.0, seed=i)) for i, r in enumerate(requests()[:2])]
     outputs = []

@@ -115,6 +115,7 @@ def test_what_is_measured_is_what_is_tested() -> None:
     assert len(found.fits) == 2 * 6 + 2 * 2
 
 
+@pytest.mark.slow
 def test_greedy_decoding_alone_is_certified_alone() -> None:
     """Where nothing was measured above temperature 0, nothing is drawn."""
     found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=TOKENS_ONLY.measured.sweep(temperature=(0.0,))))

@@ -141,6 +141,7 @@ def test_every_row_of_a_vocabulary_matches_itself(words: list[str], added: list[
 # --- Onto another
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["mean", "length"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(

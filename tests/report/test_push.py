@@ -308,6 +308,7 @@ def test_no_network(server: HubUploads, draft: Path, monkeypatch: pytest.MonkeyP
         push_draft(draft, REPO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "message"),
     [

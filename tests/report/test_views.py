@@ -98,6 +98,7 @@ def test_what_is_shown_of_cells(make: Callable[[], dict[str, Any]]) -> None:
     compare(f"views-{make.__name__}.txt", "".join(f"{view}\n{text.strip()}\n\n" for view, text in shown.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: f"{metric.name}-{metric.where[0]}")
 def test_a_path_leads_to_something_that_cells_have(metric: Metric, mixed_result: Result) -> None:
     for path in (metric.path, *filter(None, [metric.unlike])):

@@ -158,6 +158,7 @@ def check_proposals(case: Case, decoding: Decoding, *, rounds: int) -> None:
             assert proposal.tokens[row].tolist() == (best if case.ids is None else case.ids[best]).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [name for name in CASES if not name.startswith(("MLP", "Medusa"))], indirect=True, scope="module"
 )

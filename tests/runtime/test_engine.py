@@ -165,6 +165,7 @@ def test_expected_acceptance_of_a_greedy_run_is_what_happened() -> None:
             assert r.accepted == r.drafted or r.expected[r.accepted] == 0.0
 
 
+@pytest.mark.slow
 def test_synthetic_acceptance_has_the_given_rates() -> None:
     sure, never = (SyntheticAcceptance((rate,) * 4) for rate in (1.0, 0.0))
     everything = run(requests()[:3], "eagle", verification="synthetic", synthetic=sure)

@@ -79,6 +79,7 @@ def random_texts() -> list[Tensor]:
     return [torch.randint(3, pico.VOCABULARY, (length,)) for length in (2, 7, 12, 30)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stale", [0, 3])
 def test_drafts_equal_the_reference(pair: Pair, draft: Draft, stale: int) -> None:
     """In a ragged batch, whatever rejected tokens have left in the cache."""
@@ -94,6 +95,7 @@ def test_the_position_is_a_fact(pair: Pair, draft: Draft) -> None:
     assert found != drafted(*loaded(pair, draft), random_texts(), K)
 
 
+@pytest.mark.slow
 def test_sampled_output_is_that_of_plain_decoding(pair: Pair, draft: Draft) -> None:
     """Though most tokens have no chance to be drafted."""
     target, drafter = loaded(pair, draft)
@@ -134,6 +136,7 @@ class Oracle:
         self.assistant.config.text_config.sliding_window -= 1  # its windows take one token more
 
 
+@pytest.mark.slow
 def test_transformers_drafts_alike_at_its_own_position(
     pair: Pair, draft: Draft, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_mixed_batches_leave_the_targets_distribution(name: str, mode: str) -> N
         assert p_value(case, part) > LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "seven tokens", "all cuts", "hotter draft"])
 def test_coupled_output_is_that_of_no_draft_and_has_the_targets_distribution(name: str) -> None:
     case, few = CASES[name], torch.arange(TEXTS // 10)

@@ -65,6 +65,7 @@ def test_what_cannot_fit_fails_first() -> None:
 EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 4)
 
 
+@pytest.mark.slow
 def test_plan_memory(draftkit: Command) -> None:
     shown = draftkit("plan", *EVAL[1:], "--concurrency", 4)
     assert shown.code == 0

@@ -109,6 +109,7 @@ def test_modules_that_draft_again_are_a_warning(modules: str, k: int, words: lis
         assert ("vLLM refuses" in message) == (k % MODULES > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "modules", "tokens"), [("mimo", 1, 1), ("mimo", 2, 1), ("glm4_moe", 1, 1), ("glm4_moe", 2, 2)]
 )
@@ -124,6 +125,7 @@ def test_no_more_tokens_are_advised_than_modules_draft(kind: str, modules: int, 
     assert not [*heads_used_again.find(made, facts_of(draft.spec.architecture))]
 
 
+@pytest.mark.slow
 def test_of_mimo_the_first_alone_drafts(tmp_path: Path) -> None:
     """As in vLLM's first runner; its second one stops at them."""
     saved = save_with_head("mimo", tmp_path / "target", MODULES)

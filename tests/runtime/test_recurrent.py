@@ -195,6 +195,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITHOUT)
 def test_hybrid_classes_run_without_a_recurrent_layer(kind: str, tmp_path: Path) -> None:
     model = recurrent_model(kind, **WITHOUT[kind])

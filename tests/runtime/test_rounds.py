@@ -111,6 +111,7 @@ def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypa
     check_replayed(drafter, monkeypatch)
 
 
+@pytest.mark.slow
 def test_replayed_rounds_that_end_where_confidence_does(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(confident_dspark(load), monkeypatch, floor=0.5)
 
@@ -160,7 +161,7 @@ def check_host(
     assert not watch.found
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
@@ -221,6 +222,7 @@ def test_captured_rounds_equal_launched_ones() -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [5])
 @pytest.mark.parametrize("k_by_batch", [None, {1: 3, 3: 2, 6: 1}])
 def test_nothing_is_captured_in_a_timed_run(

@@ -67,6 +67,7 @@ def test_output_does_not_depend_on_k(k: int) -> None:
     assert [g.tokens for g in generate(zoo_drafter("eagle3"), k, 3)] == list(transformers_output())
 
 
+@pytest.mark.slow
 def test_plain_decoding_equals_transformers() -> None:
     generations = generate(None, 0, 3)
     assert [g.tokens for g in generations] == list(transformers_output())
@@ -92,6 +93,7 @@ def most_common_token(outputs: Sequence[list[int]]) -> int:
     return max(sorted(set(seen)), key=seen.count)
 
 
+@pytest.mark.slow
 def test_length_limit_inside_an_accepted_prefix() -> None:
     generations = generate(zoo_drafter("eagle3"), 4, 8)
     limited = [g for g in generations if g.finished == "length"]

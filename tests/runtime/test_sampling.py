@@ -316,6 +316,7 @@ def test_drawn_drafts_stand_as_often_as_expected_but_for_coupled_ones(mode: str)
         assert 0.8 * expected < accepted < expected - 4 * sigma
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RATIO_MODES)
 def test_a_draft_like_the_target_always_stands(mode: str) -> None:
     rules = batch(SamplingParameters(temperature=0.9, top_k=30), 2000)

@@ -101,7 +101,7 @@ cuts = st.builds(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.interpreter
 @examples(300 if NATIVE else 30)
 @given(

@@ -238,6 +238,7 @@ def test_kernel_on_random_batches(case: Case) -> None:
     assert_right(batch.to(DEVICE).attend(), batch)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(cases(largest=150, most_rows=MAX_ROWS + 20, most_sequences=4))
 def test_reference_on_random_batches(case: Case) -> None:

@@ -44,6 +44,7 @@ def loaded(folder: Path, *, spread: bool) -> Target:
     return Target(model, AuxLayers((2, 5, FINAL)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_memory")
 def test_greedy_output_is_that_of_the_target_in_one_place(running_target: Path) -> None:
     outputs = []

@@ -58,6 +58,7 @@ def test_commands_refuse_a_broken_target(value: float, target: Path, tmp_path: P
         assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_broken_draft_is_refused(target: Path, tmp_path: Path, draftkit: Command) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"messages": [{"role": "user", "content": "a b c"}]}\n')

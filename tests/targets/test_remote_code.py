@@ -102,6 +102,7 @@ def test_no_code_of_a_tokenizer_runs(
     assert (ran.code, has_run(modules)) == (0, True), ran.err
 
 
+@pytest.mark.slow
 def test_no_code_of_a_model_runs(draftkit: Command, modules: Path, own_model: Path) -> None:
     arguments = ("eval", "--target", own_model, "--draft", "ngram", "--limit", 1, "--max-new-tokens", 4)
     ran = draftkit(*arguments)
@@ -148,6 +149,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 def test_every_loader_is_told() -> None:
     """Without the argument, transformers would ask."""
     untold = []

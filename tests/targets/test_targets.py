@@ -226,7 +226,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.few(15)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_generation_equals_transformers(family: Family, num_slots: int) -> None:
     assert all(len(set(tokens)) > NEW_TOKENS // 4 for tokens in family.output), "the reference only repeats itself"
@@ -278,6 +278,7 @@ def reference_logits(model: PreTrainedModel, sequences: list[list[int]], rows: i
 SEQUENCES = [random_tokens(15), random_tokens(29)]
 
 
+@pytest.mark.slow
 def test_verify_rows_equal_a_plain_forward(family: Family) -> None:
     actual = verify_logits(family.model, SEQUENCES, rows=4)
     expected = reference_logits(family.reference, SEQUENCES, rows=4)
@@ -292,6 +293,7 @@ def final_norm(decoder: nn.Module) -> nn.Module:
     return decoder.get_submodule("norm" if hasattr(decoder, "norm") else "final_layer_norm")
 
 
+@pytest.mark.slow
 def test_taps_equal_hidden_states(family: Family) -> None:
     ids = (0, 1, LAYERS // 2, LAYERS - 1, LAYERS)
     tokens = torch.tensor([random_tokens(20)])
@@ -657,6 +659,7 @@ def attention_without(argument: str) -> Iterator[None]:
         AttentionInterface.register(NAME, slot_attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "argument"), [("gemma2", "softcap"), ("gpt_oss", "s_aux"), ("granite", "scaling")])
 def test_the_reference_notices_a_dropped_argument(name: str, argument: str, tmp_path: Path) -> None:
     """The comparisons above would fail if the attention function ignored what a family passes."""

@@ -122,6 +122,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("flex", [False, True])
 @torch.no_grad()

@@ -343,6 +343,7 @@ def expected_chains(recipe: Recipe, batch: TrainingBatch, logits: Tensor) -> Cha
     return Chains(drafted, fields[0].bool(), *fields[1:])
 
 
+@pytest.mark.slow
 def test_chains_say_what_those_laws_mean(recipe: Recipe) -> None:
     batch = batch_of(recipe)
     chains = recipe.chains(batch, K)
@@ -516,6 +517,7 @@ def test_noise_of_eagle(scale: str) -> None:
 TRAINED = ["eagle", "hass", "eagle3", "mlp-speculator", "mlp-speculator, untied", "draft-model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_losses_fall(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name](tmp_path).train()
@@ -532,6 +534,7 @@ def test_losses_fall(name: str, tmp_path: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_row_without_the_targets_text(recipe: Recipe) -> None:
     batch = batch_of(recipe)
     outcome = recipe(batch._replace(loss_mask=torch.zeros_like(batch.loss_mask)))

@@ -112,6 +112,7 @@ def test_equal_lengths_are_told_apart_by_the_expected_acceptance_and_then_by_the
     assert said in curve.verdict
 
 
+@pytest.mark.slow
 def test_validation_changes_nothing_of_the_training(pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     """The held-out loss of a block recipe draws anchors, and leaves those of training as they were."""
     options = {"max_anchors": 4, "block_size": 4, "layers": [1, 3, 5], "num_layers": 1, "mask_token_id": 2}
@@ -149,6 +150,7 @@ def test_the_verdict(steps: list[tuple[int, float, float | None]], said: str) ->
     assert said in curve(*steps).verdict
 
 
+@pytest.mark.slow
 def test_the_page_draws_both(draftkit: Command, parting: None, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "run"
     train_draft(config(pico_folder, data, out, **EVERY))

@@ -138,6 +138,7 @@ def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 # --- Every (anchor, depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drop", [ALL, ConditionalDrop(), ConditionalDrop(max_anchors=5)], ids=["all", "drop", "anchors"]
 )
@@ -158,6 +159,7 @@ def test_p_eagle_rows_equal_serving(drop: ConditionalDrop, parts: int) -> None:
     assert_same([row.logits for row in found], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_prompt", [False, True])
 @pytest.mark.parametrize("kind", [pard, pard2])
 def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: bool) -> None:
@@ -258,6 +260,7 @@ def test_partitions_share_out_the_chains(possible: Tensor, number: int) -> None:
     assert torch.stack([part.any(0) for part in parts]).sum(0).max() <= 1  # a chain lies in one part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_visible_rows(window: int | None) -> None:
     batch = packed(p_eagle())

@@ -116,6 +116,7 @@ def test_what_counts_more_is_what_serving_rejected(name: str, zoo: PreTrainedMod
     assert bool((found[: len(batch.drafted(K))][~batch.drafted(K)] == 1).all())  # every one is trained on
 
 
+@pytest.mark.slow
 def test_at_a_temperature_the_seed_decides(zoo: PreTrainedModel) -> None:
     recipe, samples = started("eagle3", zoo), asked()[:2]
     stage = stage_of(zoo, mode="sampled", temperature=1.0)
@@ -174,8 +175,7 @@ def test_blocks_stand_at_rejections_first(tmp_path: Path) -> None:
 STAGE = {"on_policy.share": 0.6, "validation.k": 3}
 
 
-@pytest.mark.few(1)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", ["decoded", "simulated"])
 def test_a_run_is_resumed_bit_for_bit(rounds: str, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     more = STAGE | {"on_policy.rounds": rounds, "keep": 0}

@@ -129,6 +129,7 @@ def test_another_number_of_processes_is_refused(begun: Path, target: Path, data:
         train_draft(config(target, data, begun), resume=True)
 
 
+@pytest.mark.slow
 def test_what_is_moved_is_the_same(whole: Path, begun: Path, target: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     """More steps, other checkpoints and other lines of the log, from there on."""
     shutil.copytree(target, tmp_path / "target")
@@ -143,6 +144,7 @@ def test_what_is_moved_is_the_same(whole: Path, begun: Path, target: Path, data:
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [5, 10, 11]
 
 
+@pytest.mark.slow
 def test_a_run_with_all_of_its_steps_takes_none_more(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     """As when it was killed after the last checkpoint, and before the draft was written."""
     out = tmp_path / "run"

@@ -86,12 +86,14 @@ def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[
     assert found.causes == ()
 
 
+@pytest.mark.slow
 def test_other_layers(target: PreTrainedModel, answers: list[Sample]) -> None:
     (cause,) = skew(target, answers, recipe(target), (3, 5, 7)).causes
     assert cause.name == "states"
     assert "after 2 layers differ by" in cause.message
 
 
+@pytest.mark.slow
 def test_another_rope_base(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.rotary.inv_freq.pow_(1.2)
@@ -115,6 +117,7 @@ def test_a_shifted_mask(
     assert names == ["mask"]
 
 
+@pytest.mark.slow
 def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]) -> None:
     others = [Sample(a.id, a.tokens.copy(), a.loss_mask, a.category) for a in answers]
     for other in others:
@@ -125,6 +128,7 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]
     assert "answers are not the target's greedy ones" in cause.message
 
 
+@pytest.mark.slow
 def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.layers[0].norm_before_residual = True
@@ -151,6 +155,7 @@ def test_a_block_drafter_whose_checkpoint_says_something_else(target: PreTrained
     assert "block_size is 5 in training and 4 in the checkpoint" in cause.message
 
 
+@pytest.mark.slow
 def test_rows_of_a_block_that_see_no_later_ones_in_training(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = copy.deepcopy(memorized.fill_in_dspark())
     trained.draft.layers[0].sight["bidirectional"] = False

@@ -95,6 +95,7 @@ def three_tokens(body: dict[str, object]) -> Answer:
     return 200, {"choices": [{"index": 0, "text": "x", "token_ids": answer, "prompt_token_ids": prompt}]}
 
 
+@pytest.mark.slow
 def test_a_draft_for_a_target_that_draftkit_never_runs(
     tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

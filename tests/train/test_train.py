@@ -89,6 +89,7 @@ def config(target: Path, data: Path, out: Path, **more: object) -> Any:
     return read_config(None, arguments[9::2], flags)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_drafts(whole: Path, target: Path) -> None:
     model, _ = load_model(str(target), device="cpu", dtype=torch.float32)
     for folder in ("checkpoint-4", "checkpoint-8", "draft"):
@@ -105,12 +106,14 @@ def test_checkpoints_are_drafts(whole: Path, target: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_saved_run_can_be_repeated(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
     again = read_config(whole / "checkpoint-8" / "train.yaml", [], {"out": str(tmp_path / "again")})
     train_draft(again)
     assert_same(weights(tmp_path / "again" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
 
+@pytest.mark.slow
 def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
     calls = []
     with pytest.MonkeyPatch.context() as patch:
@@ -273,6 +276,7 @@ def test_default_layers_of_a_target_that_has_too_few(target: Path, data: Path, t
     assert "options.layers" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
@@ -444,6 +448,7 @@ def test_plan_vocab(target: Path, data: Path, tmp_path: Path, draftkit: Command)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_causal_lm_says_its_dtype(target: Path, data: Path, tmp_path: Path) -> None:
     flags = {"recipe": "draft-model", "target": str(target), "data": str(data), "out": str(tmp_path / "run")}
     settings = ["optimization.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
