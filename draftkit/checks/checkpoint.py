@@ -355,7 +355,8 @@ def causality_in_vllm(config: Config, architecture: Architecture, facts: SpecFac
             cost="vLLM drafts other tokens than the draft was trained to",
             fix="serve the folder that draftkit convert writes, whose config says it as vLLM reads it"
             + ("; or write sliding_window_non_causal true into this one's" if mends else ""),
-            source="vLLM transformers_utils/configs/speculators/algos.py; vllm-project/vllm #56692",
+            source="vLLM transformers_utils/configs/speculators/algos.py; "
+            + PRESENT.capabilities["causal-windows-alone"].thread,
         )
 
 

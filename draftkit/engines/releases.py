@@ -20,7 +20,9 @@ class Entry:
     - `code`: what stands there, as `ast.unparse` writes it; `no_code`: what does not.
       `python -m scripts.check.releases` looks for both.
     - `layout`: the only layout, as `--to` names it, in whose folders it has it; None for all.
-    - `second_runner`: whether only the second of its two model runners has it.
+    - `runner`: the only one of its model runners that has it, as V2; None for all.
+    - `when`: what it needs besides, or does otherwise than one would think, in words.
+    - `thread`: where a fault is discussed.
     """
 
     there: bool = True
@@ -28,22 +30,24 @@ class Entry:
     code: str = ""
     no_code: str = ""
     layout: str | None = None
-    second_runner: bool = False
+    runner: str | None = None
+    when: str = ""
+    thread: str = ""
 
 
-def has(read_in: str, code: str = "", *, second_runner: bool = False, layout: str | None = None) -> Entry:
+def has(read_in: str, code: str = "", *, runner: str | None = None, layout: str | None = None, when: str = "") -> Entry:
     """A row that is there, read in a file."""
-    return Entry(read_in=read_in, code=code, second_runner=second_runner, layout=layout)
+    return Entry(read_in=read_in, code=code, runner=runner, layout=layout, when=when)
 
 
-def lacks(read_in: str, code: str = "", *, no_code: str = "") -> Entry:
+def lacks(read_in: str, code: str = "", *, no_code: str = "", thread: str = "") -> Entry:
     """A row that is not there, read in a file."""
-    return Entry(there=False, read_in=read_in, code=code, no_code=no_code)
+    return Entry(there=False, read_in=read_in, code=code, no_code=no_code, thread=thread)
 
 
-def ran(*, second_runner: bool = False) -> Entry:
+def ran(*, runner: str | None = None) -> Entry:
     """A row that was run."""
-    return Entry(read_in=None, second_runner=second_runner)
+    return Entry(read_in=None, runner=runner)
 
 
 def each(row: Entry, names: str) -> dict[str, Entry]:
@@ -57,6 +61,9 @@ class Release:
 
     `methods`: what its option for the kind of draft takes. `config_keys`: the settings of speculative decoding.
     `architectures`: the classes of drafts, as a `config.json` names them. `capabilities`: by `Capability.name`.
+    `verifications`: the ways to accept draft tokens. `metrics`: what it counts of them. `rules`: what it does with
+    lengths, memory and quantized drafts, by a name of draftkit's. `raised_ropes`: the kinds of rope with which a draft
+    that ends before its target is given the target's positions; None for all.
     """
 
     engine: str
@@ -65,6 +72,10 @@ class Release:
     config_keys: Mapping[str, Entry] = field(default_factory=dict)
     architectures: Mapping[str, Entry] = field(default_factory=dict)
     capabilities: Mapping[str, Entry] = field(default_factory=dict)
+    verifications: Mapping[str, Entry] = field(default_factory=dict)
+    metrics: Mapping[str, Entry] = field(default_factory=dict)
+    rules: Mapping[str, Entry] = field(default_factory=dict)
+    raised_ropes: frozenset[str] | None = None
 
     def __str__(self) -> str:
         return f"{self.engine} {self.number}"

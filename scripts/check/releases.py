@@ -1,27 +1,48 @@
-"""Do draftkit's tables of a release say what its source says? `python -m scripts.check.releases FOLDER [FOLDER …]`
+"""Do draftkit's tables of a release say what its source says? `python -m scripts.check.releases vllm==0.33.0 …`
 
-FOLDER is the package of an unpacked release, as `ENV/lib/python3.11/site-packages/vllm` or one of SGLang. Nothing of it
-is imported: its files are read with `ast`. Each name that the release has and the table lacks is printed, each that the
-table has and the release does not, and each row whose file, or whose code in it, is not there any more. Exits with 1
-where there is any. What differs for a known reason is in `KNOWN`, which must not hold more than that.
+A release is fetched from the package index into the folder that DRAFTKIT_WHEELS names, or into a cache; the package of
+an unpacked one, as `ENV/lib/python3.11/site-packages/vllm`, is taken as it lies. Nothing of it is imported: its files
+are read with `ast`. The names that can be read (methods, settings, classes, metrics) are written into
+`draftkit/engines/ENGINE/names.py`, and what the tables rest on into `tests/fixtures/engines/ENGINE-NUMBER.json`, by
+which `make test` holds them. Printed is what only a person can settle: rows whose file, or whose code in it, is not
+there any more, and those of names that are gone. Exits with 1 where there is any.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import importlib
+import io
+import json
+import os
 import re
+import subprocess
 import sys
+import tarfile
+import textwrap
+import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, Protocol
 
 from draftkit.engines.releases import Entry, Release
 from draftkit.engines.sglang.releases import PRESENT as SGLANG
 from draftkit.engines.vllm.releases import RELEASES
 
-# Release → table → names that the source has and the table does not say to be there, each for the reason given.
-KNOWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "vLLM 0.32": {
+ROOT = Path(__file__).resolve().parents[2]
+STORED = ROOT / "tests/fixtures/engines"
+# Engine → the file of a release on the index that has its source, and the folder of the package in it.
+ARCHIVES = {"vllm": (r"\.tar\.gz$", r"[^/]+/(vllm/.+\.py)"), "sglang": (r"cp311.*x86_64\.whl$", r"(sglang/.+\.py)")}
+TABLES = ("methods", "config_keys", "architectures", "verifications", "metrics")
+EVIDENCE = (*TABLES, "capabilities", "rules")
+# Engine → table → names that the source has and draftkit leaves out, each for the reason given.
+LEFT_OUT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "vLLM": {
         "methods": {"mlp_speculator": "the option takes it, and nothing proposes with it"},
         "config_keys": dict.fromkeys(
             ("target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"),
@@ -33,57 +54,221 @@ KNOWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|DSpark|DFlash|Assistant")  # in the names of SGLang's classes
 
 
+class Source(Protocol):
+    """What a release's source says."""
+
+    release: str  # as str(Release)
+
+    def names(self, table: str) -> set[str]:
+        """The names of a table."""
+
+    def has(self, file: str) -> bool:
+        """Whether it has a file or folder."""
+
+    def says(self, file: str, code: str) -> bool:
+        """Whether a file says something."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """An unpacked release."""
+
+    folder: Path
+
+    @property
+    def engine(self) -> str:
+        return {"vllm": "vLLM", "sglang": "SGLang"}[self.folder.name]
+
+    @property
+    def number(self) -> str:
+        """Its release, without the number of a repair where the tables leave it out."""
+        text = (self.folder / "_version.py").read_text(encoding="utf-8")
+        (whole,) = re.findall(r"^__version__ = .*'(\d[\d.]*)", text, re.MULTILINE)
+        return ".".join(whole.split(".")[:2]) if self.engine == "vLLM" else whole
+
+    @property
+    def release(self) -> str:
+        return f"{self.engine} {self.number}"
+
+    def names(self, table: str) -> set[str]:
+        read = READERS[self.engine].get(table)
+        return set() if read is None else read(self.folder) - LEFT_OUT.get(self.engine, {}).get(table, {}).keys()
+
+    def has(self, file: str) -> bool:
+        return (self.folder / file).exists()
+
+    def says(self, file: str, code: str) -> bool:
+        return code in _text(self.folder / file)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What was read in a release, as `store` has written it."""
+
+    content: Mapping[str, Any]
+    release: str
+
+    @classmethod
+    def of(cls, path: Path) -> Stored:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(content, content["release"])
+
+    def names(self, table: str) -> set[str]:
+        return set(self.content["names"][table])
+
+    def has(self, file: str) -> bool:
+        return file in self.content["digests"]
+
+    def says(self, file: str, code: str) -> bool:
+        return code in self.content["says"].get(file, [])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", type=Path)
-    problems = [problem for folder in parser.parse_args().folders for problem in problems_of(folder)]
+    parser.add_argument("releases", nargs="+", help="ENGINE==NUMBER, or the folder of an unpacked package")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args()
+    problems: list[str] = []
+    for name in asked.releases:
+        package = Package(fetched(*name.split("==")) if "==" in name else Path(name))
+        if asked.check:
+            problems += problems_of(package)
+        else:
+            write_names(package)
+            problems += _stored_and_compared(package.folder)
     print("\n".join(problems) or "The tables say what the source says.")
     sys.exit(bool(problems))
 
 
-def problems_of(folder: Path) -> Iterator[str]:
-    """What differs between a release and its tables, one line each."""
-    release = release_of(folder)
-    if release is None:
-        yield f"{folder}: no table of this release"
-        return
-    for table, read in READERS[release.engine].items():
-        rows: Mapping[str, Entry] = getattr(release, table)
-        known = KNOWN.get(str(release), {}).get(table, {})
-        there = {name for name, row in rows.items() if row.there}
-        found = read(folder)
-        yield from (f"{release}, {table}: the table lacks {name}" for name in sorted(found - there - known.keys()))
-        yield from (f"{release}, {table}: {name} is in the table alone" for name in sorted(there - found))
-        yield from (
-            f"{release}, {table}: {name} is known to differ, and does not"
-            for name in known.keys() - found | known.keys() & there
-        )
-    for table in ("methods", "config_keys", "architectures", "capabilities"):
-        for name, row in getattr(release, table).items():
-            if problem := _evidence(folder, row):
-                yield f"{release}, {table}, {name}: {problem}"
-
-
-def release_of(folder: Path) -> Release | None:
-    """The release whose package a folder is, where there is a table of it."""
-    (number,) = re.findall(
-        r"^__version__ = .*'(.+)'", (folder / "_version.py").read_text(encoding="utf-8"), re.MULTILINE
+def _stored_and_compared(folder: Path) -> list[str]:
+    """What differs, by the tables of the names that were just written; those are stored."""
+    code = (
+        "import sys; from pathlib import Path; from scripts.check.releases import Package, problems_of, store; "
+        "package = Package(Path(sys.argv[1])); store(package); print(*problems_of(package), sep='\\n')"
     )
-    known = (release for release in (*RELEASES, SGLANG) if release.engine.lower() == folder.name)
-    return next((release for release in known if f"{number}.".startswith(f"{release.number}.")), None)
+    said = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, cwd=ROOT)
+    return said.stdout.split("\n")[:-1] if said.stdout.strip() else []
 
 
-def _evidence(folder: Path, row: Entry) -> str | None:
+def fetched(engine: str, number: str) -> Path:
+    """The folder of a release's package, fetched where it is not there yet. Raises `ValueError` for another digest."""
+    cache = Path(os.environ.get("DRAFTKIT_WHEELS") or Path.home() / ".cache/draftkit/engines")
+    out, (ending, within) = cache / f"{engine}-{number}", ARCHIVES[engine]
+    if not (out / engine).exists():
+        with urllib.request.urlopen(f"https://pypi.org/pypi/{engine}/{number}/json", timeout=60) as answer:
+            found = next(one for one in json.load(answer)["urls"] if re.search(ending, one["filename"]))
+        with urllib.request.urlopen(found["url"], timeout=600) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != found["digests"]["sha256"]:
+            raise ValueError(f"{found['filename']} is not what the index says")
+        for name, text in _files(content):
+            if inner := re.fullmatch(within, name):
+                path = out / inner[1]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(text)
+    return out / engine
+
+
+def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:
+    if zipfile.is_zipfile(io.BytesIO(archive)):
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            yield from ((name, packed.read(name)) for name in packed.namelist() if name.endswith(".py"))
+        return
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        for member in packed:
+            if member.name.endswith(".py") and (file := packed.extractfile(member)) is not None:
+                yield member.name, file.read()
+
+
+def write_names(package: Package) -> None:
+    """Write the names of a release into its engine's `names.py`, beside those of the others."""
+    engine = package.folder.name
+    names = dict(importlib.import_module(f"draftkit.engines.{engine}.names").NAMES)
+    tables = [*TABLES, "raised_ropes"]
+    names[package.number] = {
+        table: " ".join(sorted(package.names(table))) for table in tables if table in READERS[package.engine]
+    }
+    lines = [f'"""The names in releases of {package.engine}, written by `python -m scripts.check.releases`."""', ""]
+    lines.append("NAMES: dict[str, dict[str, str]] = {")
+    for number in sorted(names, key=lambda number: [int(part) for part in number.split(".")]):
+        lines.append(f'    "{number}": {{')
+        for table, text in names[number].items():
+            wrapped = textwrap.wrap(" ".join(text.split()), 104, break_long_words=False, break_on_hyphens=False)
+            lines += [f'        "{table}": """', *(f"            {line}" for line in wrapped), '        """,']
+        lines.append("    },")
+    path = ROOT / f"draftkit/engines/{engine}/names.py"
+    path.write_text("\n".join([*lines, "}", ""]), encoding="utf-8")
+
+
+def store(package: Package) -> None:
+    """Store what the tables of a release rest on: its names, the files that rows were read in, what they say."""
+    release = release_of(package)
+    if release is None:
+        return
+    digests: dict[str, str] = {}
+    says: dict[str, list[str]] = {}
+    for row in _rows(release).values():
+        if row.read_in is None or not package.has(row.read_in):
+            continue
+        path = package.folder / row.read_in
+        digests[row.read_in] = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found = says.setdefault(row.read_in, [])
+        found += [code for code in (row.code, row.no_code) if code and code not in found and code in _text(path)]
+    content = {
+        "release": package.release,
+        "names": {table: sorted(package.names(table)) for table in (*TABLES, "raised_ropes")},
+        "digests": dict(sorted(digests.items())),
+        "says": {file: sorted(codes) for file, codes in sorted(says.items()) if codes},
+    }
+    path = STORED / f"{package.folder.name}-{package.number}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def problems_of(source: Source) -> Iterator[str]:
+    """What differs between a release and its tables, one line each."""
+    release = release_of(source)
+    if release is None:
+        yield f"{source.release}: no table of this release"
+        return
+    for table in TABLES:
+        rows: Mapping[str, Entry] = getattr(release, table)
+        there, found = {name for name, row in rows.items() if row.there}, source.names(table)
+        yield from (f"{release}, {table}: the table lacks {name}" for name in sorted(found - there))
+        yield from (f"{release}, {table}: {name} is in the table alone" for name in sorted(there - found))
+    if (release.raised_ropes or set()) != source.names("raised_ropes"):
+        yield f"{release}: the ropes whose positions are raised are {sorted(source.names('raised_ropes'))}"
+    for name, row in _rows(release).items():
+        if problem := _evidence(source, row):
+            yield f"{release}, {name}: {problem}"
+
+
+def release_of(source: Source) -> Release | None:
+    """The release of a source, where there is a table of it."""
+    known = {str(release): release for release in (*RELEASES, SGLANG)}
+    return known.get(source.release)
+
+
+def _rows(release: Release) -> dict[str, Entry]:
+    """The rows of all tables, by table and name."""
+    return {f"{table}, {name}": row for table in EVIDENCE for name, row in getattr(release, table).items()}
+
+
+def _evidence(source: Source, row: Entry) -> str | None:
     """Why a row is not shown by its file; None where it is, or was run."""
     if row.read_in is None:
         return None
-    path = folder / row.read_in
-    if not path.exists():
+    if not source.has(row.read_in):
         return f"{row.read_in} is not there"
-    text = ast.unparse(_parsed(path)) if path.is_file() and (row.code or row.no_code) else ""
-    if row.code not in text:
+    if row.code and not source.says(row.read_in, row.code):
         return f"{row.read_in} does not say {row.code}"
-    return f"{row.read_in} says {row.no_code}" if row.no_code and row.no_code in text else None
+    stands = row.no_code and source.says(row.read_in, row.no_code)
+    return f"{row.read_in} says {row.no_code}" if stands else None
+
+
+@cache
+def _text(path: Path) -> str:
+    """A file as `ast.unparse` writes it; nothing of a folder."""
+    return "" if path.is_dir() else ast.unparse(_parsed(path))
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -162,16 +347,34 @@ def sglang_architectures(folder: Path) -> set[str]:
     return {name for name in found if DRAFT_CLASS.search(name)}
 
 
+def vllm_raised_ropes(folder: Path) -> set[str]:
+    """The kinds of rope with which a short draft is given the target's positions; none where all are."""
+    values = _assigned(_parsed(folder / "config/speculative.py"))
+    return _literals(values["_CACHE_ONLY_ROPE_TYPES"], {}) if "_CACHE_ONLY_ROPE_TYPES" in values else set()
+
+
+def _metrics(path: Path) -> set[str]:
+    """The metrics of speculative decoding that a file names."""
+    strings = (node.value for node in ast.walk(_parsed(path)) if isinstance(node, ast.Constant))
+    return {text for text in strings if isinstance(text, str) and re.fullmatch(r"\w+:spec_\w+", text)}
+
+
 READERS: Mapping[str, Mapping[str, Callable[[Path], set[str]]]] = {
     "vLLM": {
         "methods": vllm_methods,
         "config_keys": lambda folder: _fields(folder / "config/speculative.py", "SpeculativeConfig"),
         "architectures": vllm_architectures,
+        "verifications": lambda folder: _literals(
+            _assigned(_parsed(folder / "config/speculative.py"))["RejectionSampleMethod"], {}
+        ),
+        "metrics": lambda folder: _metrics(folder / "v1/spec_decode/metrics.py"),
+        "raised_ropes": vllm_raised_ropes,
     },
     "SGLang": {
         "methods": sglang_methods,
         "config_keys": lambda folder: _fields(folder / "srt/arg_groups/fields/spec.py", "Spec"),
         "architectures": sglang_architectures,
+        "metrics": lambda folder: _metrics(folder / "srt/observability/metrics_collector.py"),
     },
 }
 

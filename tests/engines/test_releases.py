@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from draftkit.engines.releases import lacks, refusal
+from draftkit.engines.releases import Release, lacks, refusal
+from draftkit.engines.sglang.releases import PRESENT as SGLANG
 from draftkit.engines.vllm.releases import PRESENT, RELEASES, first_with
 from draftkit.layout.families import families, family_names, named
 from draftkit.layout.spec import DraftSpec
@@ -18,14 +21,19 @@ from scripts.check import releases as checked
 PACKAGE = Path(__file__).resolve().parents[2] / "draftkit"
 NGRAM = DraftSpec(architecture=named("ngram:2-4"), dtype="F32")  # type: ignore[arg-type]
 # Where the numbers of releases may stand; docstrings and comments cite what they were written from.
-TABLES = {"vllm/releases.py", "sglang/releases.py", "llama_cpp/releases.py", "transformers.py", "speculators.py"}
+TABLES = {
+    *(f"{engine}/{file}.py" for engine in ("vllm", "sglang") for file in ("names", "releases")),
+    "llama_cpp/releases.py",
+    "transformers.py",
+    "speculators.py",
+}
 ENGINES = r"(vLLM|SGLang|llama\.cpp|transformers|speculators|TensorRT-LLM)"
 NUMBER = re.compile(ENGINES + r"\s+(≥\s*)?v?\d+\.\d|\bb1\d{4}\b|\b0\.3\d\b|\d_3\d\b")
 
 
 def test_families_and_tables_name_the_same_capabilities() -> None:
     needed = {capability.name for family in families().values() for capability in family.NEEDS}
-    assert needed == PRESENT.capabilities.keys()
+    assert all(needed == release.capabilities.keys() for release in RELEASES)
 
 
 def test_a_name_is_one_capability() -> None:
@@ -66,9 +74,12 @@ def written(folder: Path, methods: set[str], keys: set[str], classes: set[str]) 
     for name in ("config", "model_executor/models"):
         (package / name).mkdir(parents=True)
     (package / "_version.py").write_text("__version__ = version = '0.32.0'\n")
+    (package / "v1/spec_decode").mkdir(parents=True)
+    (package / "v1/spec_decode/metrics.py").write_text(f"NAMES = {sorted(PRESENT.metrics)}\n")
     fields = "".join(f"    {key}: int\n" for key in sorted(keys))
     literal = ", ".join(map(repr, sorted(methods)))
     (package / "config/speculative.py").write_text(
+        f"RejectionSampleMethod = Literal{sorted(PRESENT.verifications)}\n"
         f"Own = Literal[{literal}]\nSpeculativeMethod = Literal[Own]\nclass SpeculativeConfig:\n{fields}"
     )
     registry = dict.fromkeys(classes, "")
@@ -78,7 +89,7 @@ def written(folder: Path, methods: set[str], keys: set[str], classes: set[str]) 
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_release_is_compared_both_ways(missing: bool, tmp_path: Path) -> None:
-    known = checked.KNOWN[str(PRESENT)]
+    known = checked.LEFT_OUT["vLLM"]
     methods, keys, classes = (
         {name for name, row in getattr(PRESENT, table).items() if row.there} | set(known.get(table, {}))
         for table in ("methods", "config_keys", "architectures")
@@ -93,7 +104,7 @@ def test_a_release_is_compared_both_ways(missing: bool, tmp_path: Path) -> None:
     else:
         same = written(tmp_path, methods | {"telepathy"}, keys | {"depth"}, classes | {"NewModel"})
         expected = {"the table lacks telepathy", "the table lacks depth", "the table lacks NewModel"}
-    found = {problem.split(": ", 1)[1] for problem in checked.problems_of(same) if ", capabilities," not in problem}
+    found = {problem.split(": ", 1)[1] for problem in checked.problems_of(checked.Package(same)) if " table" in problem}
     assert expected <= found
     assert not [problem for problem in found - expected if "table" in problem]
 
@@ -101,10 +112,38 @@ def test_a_release_is_compared_both_ways(missing: bool, tmp_path: Path) -> None:
 def test_evidence_is_looked_for(tmp_path: Path) -> None:
     package = written(tmp_path, {"ngram"}, {"method"}, {"MedusaModel"})
     (package / "model_executor/models/llama_eagle.py").write_text("fc = Linear(bias = True)\n")
-    problems = [problem for problem in checked.problems_of(package) if ", fc-bias: " in problem]
+    problems = [problem for problem in checked.problems_of(checked.Package(package)) if ", fc-bias: " in problem]
     assert problems == [
         "vLLM 0.32, capabilities, fc-bias: model_executor/models/llama_eagle.py does not say bias=False"
     ]
+
+
+@pytest.mark.parametrize("release", [*RELEASES, SGLANG], ids=str)
+def test_the_tables_say_what_was_read(release: Release) -> None:
+    file = f"{release.engine.lower()}-{release.number}.json"
+    assert not list(checked.problems_of(checked.Stored.of(checked.STORED / file)))
+
+
+def test_a_row_that_was_not_read_is_named() -> None:
+    stored = checked.Stored.of(checked.STORED / "vllm-0.33.json")
+    names = {**stored.content["names"], "methods": ["dflash"], "raised_ropes": ["yarn"]}
+    other = replace(stored, content={**stored.content, "names": names, "says": {}})
+    found = list(checked.problems_of(other))
+    assert "vLLM 0.33, methods: eagle3 is in the table alone" in found
+    assert "vLLM 0.33: the ropes whose positions are raised are ['yarn']" in found
+    assert any("fc-bias" in problem and "does not say bias=False" in problem for problem in found)
+
+
+@pytest.mark.skipif("DRAFTKIT_WHEELS" not in os.environ, reason="DRAFTKIT_WHEELS names no folder of sources")
+def test_what_was_read_is_what_the_sources_say() -> None:
+    folders = [path for name in checked.ARCHIVES for path in Path(os.environ["DRAFTKIT_WHEELS"]).glob(f"*/{name}")]
+    assert folders, "python -m scripts.check.releases vllm==NUMBER fetches them"
+    for package in map(checked.Package, folders):
+        assert not list(checked.problems_of(package))
+        stored = checked.Stored.of(checked.STORED / f"{package.folder.name}-{package.number}.json")
+        for file, digest in stored.content["digests"].items():
+            path = package.folder / file
+            assert path.is_dir() or hashlib.sha256(path.read_bytes()).hexdigest() == digest, file
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def serving_notes_of(spec: DraftSpec, layout: str) -> list[str]:
     """What a user has to know who serves a draft from a folder in a layout, one sentence each."""
     method, turn = spec.architecture.SERVED_AS["vllm"][spec.method], spec.architecture.tokens_in_turn
     notes = []
-    if what := next((what for what, row in _rows(PRESENT, spec, layout) if row.second_runner), None):
+    if what := next((what for what, row in _rows(PRESENT, spec, layout) if row.runner == "V2"), None):
         notes.append(
             f"vLLM runs {what} with its second model runner only, which it takes by itself where Triton is; "
             "VLLM_USE_V2_MODEL_RUNNER=1 asks for it."

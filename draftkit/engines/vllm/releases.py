@@ -1,13 +1,13 @@
 """What vLLM has, by release: methods, config keys, architectures and capabilities, each with its evidence.
 
-`python -m scripts.check.releases FOLDER` compares a release with its tables. What was run is in `benchmarks/vllm.md`.
+`python -m scripts.check.releases vllm==NUMBER` compares a release with its tables.
+What was run is in `benchmarks/vllm.md`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from draftkit.engines.releases import Release, each, has, lacks, ran
+from draftkit.engines.vllm.names import NAMES
 
 CONFIG = "config/speculative.py"
 RUNNER = "config/vllm.py"
@@ -21,43 +21,43 @@ LILICORR = f"{MODELS}/lilicorr.py"
 MEDUSA = f"{MODELS}/medusa.py"
 ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 REGISTRY = f"{MODELS}/registry.py"
+METRICS = "v1/spec_decode/metrics.py"
+FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
+# Of both releases: settings with conditions, and rules.
+KEYS = {
+    "enable_adaptive_verification": has(RUNNER, "'adaptive draft verification'", runner="V2"),
+    "use_heterogeneous_vocab": has(RUNNER, "'heterogeneous-vocabulary draft models'", runner="V1"),
+    "dspark_draft_topk": has(CONFIG, "dspark_draft_topk", when="DSpark drafts of Qwen3's layers"),
+    "synthetic_acceptance_rates": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
+    "synthetic_acceptance_length": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
+}
+RULES = {
+    "short-drafts-skipped": has(
+        "v1/worker/gpu_model_runner.py",
+        "def _input_fits_in_drafter",
+        runner="V1",
+        when="where a sequence of the batch and a round's draft are longer than the draft's config says",
+    ),
+    "positions-clamped": has(
+        "v1/worker/gpu/spec_decode/dflash/speculator.py", "max_model_len", runner="V2", when="at the target's length"
+    ),
+}
 
+# What each names: written by the script. By hand are what was run, what has conditions, and what is not there.
 V0_32 = Release(
     engine="vLLM",
     number="0.32",
-    methods=each(ran(), "draft_model eagle eagle3 dflash mtp ngram extract_hidden_states")
-    | each(has(CONFIG), "custom_class medusa ngram_gpu suffix")
+    methods=each(has(CONFIG), NAMES["0.32"]["methods"])
+    | each(ran(), "draft_model eagle eagle3 dflash mtp ngram extract_hidden_states")
+    | each(has(RUNNER, FIRST_RUNNER, runner="V1"), "suffix custom_class medusa")
     | {
-        "dspark": ran(second_runner=True),
+        "dspark": ran(runner="V2"),
         "mlp_speculator": lacks("v1/worker/gpu_model_runner.py", no_code="mlp_speculator"),
     },
-    config_keys=each(
-        has(CONFIG),
-        """enforce_eager num_speculative_tokens model method draft_tensor_parallel_size quantization moe_backend
-        attention_backend kv_cache_dtype max_model_len revision code_revision index_share_for_mtp_iteration
-        disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction use_heterogeneous_vocab
-        prompt_lookup_max prompt_lookup_min parallel_drafting num_speculative_tokens_per_batch_size
-        suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
-        suffix_decoding_min_token_prob draft_load_config rejection_sample_method synthetic_acceptance_rates
-        synthetic_acceptance_length enable_adaptive_verification draft_sample_method dspark_draft_topk""",
-    ),
-    architectures=each(
-        has(REGISTRY),
-        """ExtractHiddenStatesModel MiMoMTPModel MiMoV2MTPModel MiMoV2OmniMTPModel EagleCohereForCausalLM
-        EagleLlama4ForCausalLM EagleMiniCPMForCausalLM MuseGlimmerAssistantModel
-        DFlashMuseGlimmerAssistantModel DSparkDraftModel DSparkV41DraftModel Qwen3OmniDSparkModel
-        K3DSparkModel DFlashLagunaForCausalLM Gemma4DSparkModel PEagleDraftModel PeagleLlamaForCausalLM
-        Eagle3LlamaForCausalLM Eagle3MiniMaxM2ForCausalLM Eagle3Qwen3ForCausalLM MedusaModel
-        Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM PeagleQwen3ForCausalLM EagleMistralForCausalLM
-        EagleMistralLarge3ForCausalLM Eagle3DeepseekV2ForCausalLM Eagle3DeepseekV3ForCausalLM
-        EagleDeepSeekMTPModel DeepSeekMTPModel DeepseekV32MTPModel Dots3NoteMTPModel DeepSeekV4MTPModel
-        BailingMoeV3MTPModel MiniMaxM3MTP BailingMoeV25MTPModel InklingMTPModel Gemma4MTPModel ErnieMTPModel
-        ExaoneMoeMTP Exaone4_5_MTP NemotronHMTPModel LongCatFlashMTPModel Glm4MoeMTPModel
-        Glm4MoeLiteMTPModel GlmOcrMTPModel Glm5NextMTPModel OpenPanguMTPModel Qwen3NextMTP Qwen4ExpMTP
-        Step3p5MTP Qwen3_5MTP Qwen3_5MoeMTP InternS2MobiusMTP HYV3MTPModel HYV4MTPModel KimiK3MTPModel""",
-    )
+    config_keys=each(has(CONFIG), NAMES["0.32"]["config_keys"]) | KEYS,
+    architectures=each(has(REGISTRY), NAMES["0.32"]["architectures"])
     | each(ran(), "EagleLlamaForCausalLM LlamaForCausalLMEagle3 DFlashDraftModel")
-    | each(ran(second_runner=True), "Qwen3DSparkModel DFlash2DraftModel LiLiCorrDraftModel"),
+    | each(ran(runner="V2"), "Qwen3DSparkModel DFlash2DraftModel LiLiCorrDraftModel"),
     capabilities={
         "draft-activation": lacks(f"{MODELS}/llama.py", "hidden_act != 'silu'"),
         "hidden-state-first": lacks(EAGLE, "torch.cat((input_embeds, hidden_states), dim=-1)"),
@@ -84,7 +84,7 @@ V0_32 = Release(
         "normed-last-state": lacks(f"{MODELS}/interfaces.py", "value = hidden_states + residual"),
         "anchored-window": lacks("v1/attention/backends/flash_attn.py", "return (window[0], window[0])"),
         "some-causal-layers": lacks(BLOCK, "return layer_types[layer_idx] == _SLIDING_ATTENTION"),
-        "mixed-block-windows": ran(second_runner=True),
+        "mixed-block-windows": ran(runner="V2"),
         "scaled-tables": lacks(BLOCK, no_code="input_embedding_scale"),
         "gated-markov": lacks(DSPARK, no_code="markov_head_type"),
         "markov-mask-embedding": lacks(DSPARK, "orig_to_new_substr = {'mask_embedding': None}"),
@@ -92,7 +92,9 @@ V0_32 = Release(
         "selector-with-markov": lacks(DFLASH2, no_code="markov"),
         "selector-vocabulary": lacks(DFLASH2, "vocab_size=self.config.vocab_size", no_code="draft_vocab_size"),
         "causal-windows-alone": lacks(
-            "transformers_utils/configs/speculators/algos.py", "config_dict.get('sliding_window_non_causal', True)"
+            "transformers_utils/configs/speculators/algos.py",
+            "config_dict.get('sliding_window_non_causal', True)",
+            thread="vllm-project/vllm #56692",
         ),
         "weighed-from-anchor": lacks(LILICORR, "self.num_candidate_slots = block_size - 1"),
         "weighed-vocabulary": lacks(LILICORR, "'LiLiCorr candidates require the full target vocabulary.'"),
@@ -110,19 +112,69 @@ V0_32 = Release(
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
         "added-target-features": lacks("v1/spec_decode/draft_model.py", "pass_hidden_states_to_model=False"),
     },
+    verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]),
+    metrics=each(has(METRICS), NAMES["0.32"]["metrics"]),
+    rules={
+        "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", when="eagle and eagle3, of any rope"),
+        "target-length-lowered": lacks(RUNNER, no_code="_limit_max_model_len_to_draft"),
+        "block-slots-reserved": has(CONFIG, "max_num_new_slots_for_drafting", when="dflash K, dspark K - 1"),
+        "exclusions-by-checkpoint-name": lacks(f"{MODELS}/utils.py", no_code="map_draft_quant_config"),
+        **RULES,
+    },
 )
-# What is told of it today; the rest, and its capabilities, are not known yet.
-V0_33 = replace(
-    V0_32,
+# Read in its source. Nothing of it was run: the index has no wheel of it for the CPU.
+V0_33 = Release(
+    engine="vLLM",
     number="0.33",
-    methods=each(has(CONFIG), " ".join(V0_32.methods)) | each(lacks(CONFIG, no_code="medusa"), "medusa mlp_speculator"),
-    architectures=each(
-        has(REGISTRY),
-        " ".join(name for name in V0_32.architectures if name != "MedusaModel")
-        + """ Step5MTP MuseSparkDSparkModel Qwen3XPressModel DFlash2BeamDraftModel DFlashQwen3XPressModel
-        ParseAuxMTPModel""",
+    methods=each(has(CONFIG), NAMES["0.33"]["methods"])
+    | each(has(RUNNER, "('suffix', 'custom_class')", runner="V1"), "suffix custom_class")
+    | {"dspark": has(RUNNER, "'dspark speculative decoding'", runner="V2")}
+    | each(lacks(CONFIG, no_code="medusa"), "medusa mlp_speculator"),
+    config_keys=each(has(CONFIG), NAMES["0.33"]["config_keys"])
+    | KEYS
+    | {
+        "draft_lm_head_quantization": has(
+            RUNNER,
+            "'draft lm_head quantization'",
+            runner="V2",
+            when="eagle, eagle3 and mtp drafts that share the target's output layer",
+        ),
+        "xpress_topc": has(CONFIG, "is_xpress", when="XPress drafts"),
+    }
+    | each(
+        has(CONFIG, "'fly'", when="rejection_sample_method fly"),
+        "fly_window_size fly_entropy_threshold fly_entropy_top_k",
     ),
-    capabilities={"refined-block": has(f"{MODELS}/qwen3_xpress.py", second_runner=True, layout="xpress")},
+    architectures=each(has(REGISTRY), NAMES["0.33"]["architectures"])
+    | each(has(RUNNER, "'Parse 3.5 MTP'", runner="V2"), "ParseAuxMTPModel")
+    | each(has(RUNNER, "'xpress speculative decoding'", runner="V2"), "Qwen3XPressModel DFlashQwen3XPressModel")
+    | each(
+        has(RUNNER, "'DFlash candidate-head drafts'", runner="V2"),
+        "DFlash2DraftModel DFlash2BeamDraftModel LiLiCorrDraftModel",
+    )
+    | each(
+        has(RUNNER, "'dspark speculative decoding'", runner="V2"),
+        " ".join(name for name in NAMES["0.33"]["architectures"].split() if "DSpark" in name),
+    ),
+    capabilities={
+        **V0_32.capabilities,
+        "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
+        "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
+        **each(lacks(REGISTRY, no_code="Medusa"), "heads-without-output-layer heads-vocabulary"),
+    },
+    verifications=each(has(CONFIG), NAMES["0.33"]["verifications"])
+    | {"fly": has(CONFIG, "fly_entropy_threshold", when="lossy: its output is not the target's distribution")},
+    metrics=each(has(METRICS), NAMES["0.33"]["metrics"]),
+    rules={
+        "draft-length-raised": has(CONFIG, "_CACHE_ONLY_ROPE_TYPES", when="all methods but draft_model, by rope"),
+        "target-length-lowered": has(
+            RUNNER, "_limit_max_model_len_to_draft", runner="V2", when="draft_model, and drafts of another rope"
+        ),
+        "block-slots-reserved": lacks(CONFIG, "max_num_new_slots_for_drafting"),
+        "exclusions-by-checkpoint-name": has(f"{MODELS}/utils.py", "map_draft_quant_config"),
+        **RULES,
+    },
+    raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),
 )
 
 RELEASES = (V0_32, V0_33)  # the first is what draftkit writes for
