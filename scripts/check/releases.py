@@ -57,7 +57,9 @@ DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|DSpark|DFlash|Assistant")  # in the n
 class Source(Protocol):
     """What a release's source says."""
 
-    release: str  # as str(Release)
+    @property
+    def release(self) -> str:
+        """As `str(Release)`."""
 
     def names(self, table: str) -> set[str]:
         """The names of a table."""
