@@ -31,7 +31,7 @@ from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.pretrained import load_pretrained, read_config, read_model_config
 from draftkit.targets.target import end_token_ids, read_target_config
-from draftkit.targets.tokens import TargetEnds, load_ends
+from draftkit.targets.tokens import TargetEmbeddings, load_embeddings
 from draftkit.version import __version__
 
 OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target
@@ -138,9 +138,9 @@ class OpenedTarget:
             self.folder, self.config, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets()
         )
 
-    def load_ends(self, *, device: str, dtype: torch.dtype) -> TargetEnds:
+    def load_embeddings(self, *, device: str, dtype: torch.dtype) -> TargetEmbeddings:
         """Its embedding and its output layer alone; `device` becomes the current one. Raises `DraftkitError`."""
-        return load_ends(self.folder, self.own_config(whole=False), device=device, dtype=dtype)
+        return load_embeddings(self.folder, self.own_config(whole=False), device=device, dtype=dtype)
 
 
 def open_target(target: str | OpenedTarget) -> OpenedTarget:

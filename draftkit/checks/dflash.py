@@ -79,15 +79,15 @@ def _first_rows(model: DFlashModel, anchors: Tensor) -> Tensor:
     tokens = torch.full((len(anchors), rows), spec.parallel.mask_token_id, device=weight.device)
     tokens[:, 0] = anchors
     hidden = model.embed(tokens, weight.dtype)
-    rotation = model.rotary(hidden, torch.arange(rows, device=weight.device).expand(len(anchors), -1))
+    cos_sin = model.rotary(hidden, torch.arange(rows, device=weight.device).expand(len(anchors), -1))
     step = torch.arange(rows, device=weight.device)
-    ahead = step - step[:, None]
+    distance = step - step[:, None]
     for index, layer in enumerate(model.layers):
-        unseen = ahead > (0 if index in spec.causal_layers else rows)
+        unseen = distance > (0 if index in spec.causal_layers else rows)
         if (window := spec.windows[index]) is not None and spec.window_rule == "row":
-            unseen |= ahead.abs() >= window
+            unseen |= distance.abs() >= window
         bias = torch.zeros_like(unseen, dtype=weight.dtype).masked_fill_(unseen, -torch.inf)
-        hidden = layer(hidden, rotation, attention_mask=bias)
+        hidden = layer(hidden, cos_sin, attention_mask=bias)
     return model.norm(hidden)[:, :ROWS]
 
 

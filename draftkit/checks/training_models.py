@@ -82,7 +82,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
             "--dtype bfloat16 or float32; float16 overflows in some targets",
         )
         return
-    gaps = [_gap(own, other) for own, other in zip(mine, theirs, strict=True)]
+    gaps = [_relative_difference(own, other) for own, other in zip(mine, theirs, strict=True)]
     wrong = [f"{name}: {gap:.1e}" for name, gap in zip(names, gaps, strict=True) if gap > AGREEMENT[model.dtype]]
     if wrong:
         yield Finding(
@@ -107,7 +107,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
     with torch.inference_mode():
         head = model.get_output_embeddings()(after)
     kind = _norm_kind(model, before, after)
-    if _gap(head, logits) > AGREEMENT[model.dtype]:
+    if _relative_difference(head, logits) > AGREEMENT[model.dtype]:
         yield Finding(
             "final-norm",
             "warning",
@@ -138,8 +138,8 @@ def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
     epsilon = getattr(model.config.get_text_config(), "rms_norm_eps", 1e-6)
     plain = before.float() * (before.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
     kinds = {"w": plain * weight.float(), "1 + w": plain * (1 + weight.float())}
-    best = min(kinds, key=lambda kind: _gap(kinds[kind], after))
-    return best if _gap(kinds[best], after) <= AGREEMENT[model.dtype] else "neither w nor 1 + w"
+    best = min(kinds, key=lambda kind: _relative_difference(kinds[kind], after))
+    return best if _relative_difference(kinds[best], after) <= AGREEMENT[model.dtype] else "neither w nor 1 + w"
 
 
 def _tokens(data: Data, model: PreTrainedModel) -> Tensor:
@@ -186,7 +186,7 @@ def _reference(model: PreTrainedModel, tokens: Tensor) -> Reference:
     return Reference(states, last, output.logits)
 
 
-def _gap(mine: Tensor, theirs: Tensor) -> float:
+def _relative_difference(mine: Tensor, theirs: Tensor) -> float:
     """The norm of the difference over that of the values."""
     return float((mine.float() - theirs.float()).norm() / theirs.float().norm().clamp(min=1e-12))
 

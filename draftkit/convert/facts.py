@@ -97,7 +97,7 @@ class Facts:
             raise FormatError(f"config key {key} is {value}", where=self._where, expected="a positive integer")
         return value
 
-    def measured(self, key: str, value: int, note: str) -> int:
+    def from_tensors(self, key: str, value: int, note: str) -> int:
         """A size that the tensors decide, whatever the config says; `note` says how it was measured."""
         stated = self.optional(key, int)
         if stated == value:

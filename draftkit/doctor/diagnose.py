@@ -162,7 +162,7 @@ def diagnose_draft(
         refusal = target.refusal
         unable = refusal_to_run(unified.spec) if refusal is None else refusal.problem
         tokenizer = target.tokenizer  # without one, nothing large is read
-        load = target.load if unable is None else target.load_ends
+        load = target.load if unable is None else target.load_embeddings
         model = load(device=device, dtype=dtype_named(dtype, device))
         tune_for_cpu(model)
         asked = load_prompts(prompts, limit)

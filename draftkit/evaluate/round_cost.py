@@ -46,12 +46,12 @@ REPEATS = 3
 @dataclass(frozen=True)
 class Device:
     """`bandwidth` in bytes a second, `speed` in bfloat16 operations a second, and the seconds that a kernel takes
-    beside its work: `gap`, within a CUDA graph."""
+    beside its work: `launch_gap`, within a CUDA graph."""
 
     name: str
     bandwidth: float
     speed: float
-    gap: float = 1.5e-6
+    launch_gap: float = 1.5e-6
 
 
 # Bandwidth and speed (without sparsity) are those of NVIDIA's data sheets; the gap is assumed.
@@ -117,7 +117,7 @@ class RoundCost:
         return sum(share * forward.seconds(device, sequences, rows, positions) for forward, rows, share in forwards)
 
     def seconds(self, device: Device, sequences: int, positions: int) -> float:
-        return self.floor(device, sequences, positions) + self.kernels * device.gap
+        return self.floor(device, sequences, positions) + self.kernels * device.launch_gap
 
     @property
     def _forwards(self) -> list[tuple[Forward, int, float]]:
@@ -144,7 +144,7 @@ def present_device(device: torch.device, dtype: torch.dtype) -> Device:
         name,
         bandwidth=READ / _seconds(lambda: matrix @ vector, device),
         speed=2 * SQUARE**3 / _seconds(lambda: square @ square, device),
-        gap=_seconds(lambda: [one + one for _ in range(LAUNCHES)], device) / LAUNCHES,
+        launch_gap=_seconds(lambda: [one + one for _ in range(LAUNCHES)], device) / LAUNCHES,
     )
 
 

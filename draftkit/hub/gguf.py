@@ -18,7 +18,7 @@ from draftkit.io.gguf_file import Header, read_header
 from draftkit.io.jsonfile import dump
 
 ORIGINAL = "pass the folder or Hub id of the model that the file was made from"
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
+END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
 # Of llama.cpp's ways to split texts, those that set every digit apart and then split as GPT-2 does (`llama-vocab.cpp`).
 DIGIT_BY_DIGIT = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -47,7 +47,7 @@ def _folder_of(file: Path, changed: int, size: int) -> Path:
     (folder / file.name).symlink_to(file)
     _write_config(header, file, folder)
     _write_tokenizer(header, file, folder)
-    ends = {end for name in ENDS if (end := header.value(f"tokenizer.ggml.{name}", int)) is not None}
+    ends = {end for name in END_TOKEN_KEYS if (end := header.value(f"tokenizer.ggml.{name}", int)) is not None}
     (folder / "generation_config.json").write_text(
         dump({"eos_token_id": sorted(ends)} if ends else {}), encoding="utf-8"
     )

@@ -92,7 +92,7 @@ class HeadKind:
         return tuple(dict.fromkeys(every))
 
     @property
-    def parts_run(self) -> HeadParts | None:
+    def runnable_parts(self) -> HeadParts | None:
         """Its parts where draftkit runs it."""
         return self.parts if self.run else None
 

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import (
 from draftkit.layout.decoder import Decoder
 from draftkit.targets.rope import give_rows_their_rope
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines [B, T, head_dim] of the rows' positions
+CosSin = tuple[Tensor, Tensor]  # cosines and sines [B, T, head_dim] of the rows' positions
 
 
 class DraftAttention(nn.Module):
@@ -56,11 +56,11 @@ class DraftAttention(nn.Module):
         if sinks:
             self.attention_sink_bias = nn.Parameter(torch.empty(decoder.num_attention_heads))
 
-    def forward(self, hidden: Tensor, rotation: Rotation, **attention: object) -> Tensor:
+    def forward(self, hidden: Tensor, cos_sin: CosSin, **attention: object) -> Tensor:
         """[B, T, input_size] → [B, T, H]. `attention` goes to the attention function."""
         query = self.q_norm(self._heads(self.q_proj(hidden))).transpose(1, 2)
         key, value = self._keys_values(hidden)
-        query, key = modeling_llama.apply_rotary_pos_emb(query, key, *rotation)
+        query, key = modeling_llama.apply_rotary_pos_emb(query, key, *cos_sin)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         if self.sliding_window is not None:
             attention["sliding_window"] = self.sliding_window

@@ -18,7 +18,7 @@ from draftkit.errors import TargetError
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.folder import Draft
-from draftkit.models.decoder import DraftAttention, Rotation, add_and_norm, decoder_config, rotary_embedding
+from draftkit.models.decoder import CosSin, DraftAttention, add_and_norm, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
@@ -78,17 +78,17 @@ class DFlashModel(nn.Module):
             embedding = torch.where(is_mask, self.mask_embedding, embedding)
         return embedding if self.spec.embedding_scale == 1.0 else embedding * self.spec.embedding_scale
 
-    def context(self, layer: int, context: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def context(self, layer: int, context: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
         """A layer's keys and values [B, G, J, D] of the context `fuse(features)` [B, J, H]."""
         attention: BlockAttention = self.layers[layer].self_attn  # type: ignore[assignment]
-        return attention.keys_values(context, rotation)
+        return attention.keys_values(context, cos_sin)
 
     def forward(self, hidden: Tensor, positions: Tensor, **attention: object) -> Tensor:
         """The output [B, T, H] of blocks of rows `embed(tokens)` at `positions` int64 [B, T], normed, as `logits` reads
         it. `attention` goes to the attention function, which knows the context's keys and values."""
-        rotation = self.rotary(hidden, positions)
+        cos_sin = self.rotary(hidden, positions)
         for layer in self.layers:
-            hidden = layer(hidden, rotation, **attention)
+            hidden = layer(hidden, cos_sin, **attention)
         return self.norm(hidden)
 
     def logits(self, output: Tensor) -> Tensor:
@@ -136,15 +136,15 @@ class BlockLayer(nn.Module):
             self.attention_conv = GroupedConvolution(h, spec.convolution)
             self.mlp_conv = GroupedConvolution(h, spec.convolution)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, **attention: object) -> Tensor:
+    def forward(self, hidden: Tensor, cos_sin: CosSin, **attention: object) -> Tensor:
         attention |= self.sight
         normed = self.input_layernorm(hidden)
         if self.attention_conv is None or self.mlp_conv is None:
-            attended = self.self_attn(normed, rotation, **attention)
+            attended = self.self_attn(normed, cos_sin, **attention)
             hidden, normed = add_and_norm(attended, hidden, self.post_attention_layernorm)
             return hidden + self.mlp(normed)
         before, after = self.attention_conv.kernels(normed)
-        attended = self.self_attn(convolved(normed, before), rotation, **attention)
+        attended = self.self_attn(convolved(normed, before), cos_sin, **attention)
         hidden = hidden + convolved(attended, after)
         normed = self.post_attention_layernorm(hidden)
         before, after = self.mlp_conv.kernels(normed)
@@ -154,10 +154,10 @@ class BlockLayer(nn.Module):
 class BlockAttention(DraftAttention):
     """Attention of a block's rows over themselves and the keys and values of a context."""
 
-    def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def keys_values(self, hidden: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
         key, value = self._keys_values(hidden)
-        cos, sin = (part.unsqueeze(1) for part in rotation)
+        cos, sin = (part.unsqueeze(1) for part in cos_sin)
         return key * cos + rotate_half(key) * sin, value
 
 

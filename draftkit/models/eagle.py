@@ -84,9 +84,9 @@ class EagleModel(ChainModel):
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.token_entry == "fusion":
             hidden = self.fc(self._concatenate(self.enorm(embedding), self.hnorm(hidden)))
-        rotation = self.rotary(hidden, positions)
+        cos_sin = self.rotary(hidden, positions)
         for layer in self.layers:
-            hidden = layer(hidden, embedding, rotation, **attention)
+            hidden = layer(hidden, embedding, cos_sin, **attention)
         normed = self.norm(hidden)
         return ChainOutput(normed, normed if self.spec.feedback == "post_norm" else hidden)
 
@@ -131,9 +131,7 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(h, eps)
         self.mlp = LlamaMLP(config)
 
-    def forward(
-        self, hidden: Tensor, embedding: Tensor, rotation: tuple[Tensor, Tensor], **attention: object
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, embedding: Tensor, cos_sin: tuple[Tensor, Tensor], **attention: object) -> Tensor:
         if self.wide:
             normed = self.hidden_norm(hidden)
             embedding = self.input_layernorm(embedding)
@@ -141,7 +139,7 @@ class EagleLayer(nn.Module):
         else:
             attended = normed = self.input_layernorm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        attended = self.self_attn(attended, rotation, **attention)
+        attended = self.self_attn(attended, cos_sin, **attention)
         hidden, normed = add_and_norm(attended, residual, self.post_attention_layernorm)
         return hidden + self.mlp(normed)
 

@@ -101,7 +101,7 @@ class MtpHead(nn.Module):
         self.embedding_norm, self.hidden_norm, self.final_norm = (norm(h, eps=eps).to(dtype) for _ in range(3))
         self.projection = nn.Linear(2 * h, h, bias=False, dtype=dtype)
         decoder = type(trunk)._from_config(layer_config, dtype=dtype, attn_implementation=attention)
-        self.decoder: Any = _without_ends(decoder)
+        self.decoder: Any = _without_embedding_and_norm(decoder)
         give_rows_their_rope(self.decoder)
         self._compresses = compresses(self.decoder)
 
@@ -162,11 +162,13 @@ def _fill_layer(head: Any, config: PretrainedConfig, tensors: Mapping[str, Tenso
     if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
         raise TargetError(f"the head's layer does not fit the target's class: {', '.join(wrong[:5])}", where=where)
     weight = head.projection.weight
-    state = {name: tensor.to(weight.device) for name, tensor in _without_ends(loaded).state_dict().items()}
+    state = {
+        name: tensor.to(weight.device) for name, tensor in _without_embedding_and_norm(loaded).state_dict().items()
+    }
     head.decoder.load_state_dict(state, assign=weight.dtype != torch.float32)
 
 
-def _without_ends(decoder: Any) -> Any:
+def _without_embedding_and_norm(decoder: Any) -> Any:
     """A decoder without embedding and last norm, which are the target's and the head's."""
     decoder.embed_tokens, decoder.norm = nn.Identity(), nn.Identity()
     return decoder

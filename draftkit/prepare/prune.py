@@ -126,7 +126,7 @@ def plan_pruning(
     owner = _owner(draft, source, target)
     head = open_head(source, owner)
     samples = _read_samples(data, owner)
-    wanted = _ends(owner) | {_token(text, owner): ASKED for text in keep}
+    wanted = _end_tokens(owner) | {_token(text, owner): ASKED for text in keep}
     has = set(head.ids.tolist())
     kept = {token: why for token, why in wanted.items() if token in has}
     absent = {token: why for token, why in wanted.items() if token not in has}
@@ -196,7 +196,7 @@ def _target_of(owner: Vocabulary) -> TargetTokenizer:
     return served_with(OpenedTarget(owner.name, Located(owner.folder, owner.name)), owner.tokenizer)
 
 
-def _ends(owner: Vocabulary) -> dict[int, str]:
+def _end_tokens(owner: Vocabulary) -> dict[int, str]:
     """What ends an answer, as generation config, tokenizer and chat template say."""
     ends = dict.fromkeys(sorted(_target_of(owner).end_ids), "eos")
     turn = owner.roles.get("turn end")

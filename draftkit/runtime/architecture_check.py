@@ -42,7 +42,7 @@ from draftkit.targets.target import Target, TargetOutput
 from draftkit.targets.tiny import TEXT, random_model, tiny_config
 
 TEXTS = ((21, 19), (5, 24))  # tokens of a prompt, and new ones
-WAYS = ((0, 2048), (3, 6))  # draft tokens a round, and the largest piece of a prompt
+DRAFTED_AND_CHUNK = ((0, 2048), (3, 6))  # draft tokens a round, and the largest piece of a prompt
 SEEDS = (0, 1)  # of the weights; one that agrees will do, as two experts may tie
 SCALE = 0.2  # of the weights
 CLOSE = 1e-3  # how far logits may lie apart, of their standard deviation
@@ -107,7 +107,7 @@ def compare(tiny: PretrainedConfig) -> Decoding:
             return Decoding("not checked", f"no tiny model, {_line(error)}")
         try:
             model = random_model(tiny, ATTENTION, seed=seed, scale=SCALE)
-            apart = next(filter(None, (_apart(model, requests, expected, *way) for way in WAYS)), None)
+            apart = next(filter(None, (_apart(model, requests, expected, *way) for way in DRAFTED_AND_CHUNK)), None)
         except Exception as error:  # which real weights meet too, if they do
             return Decoding("not checked", f"the tiny model does not run, {_line(error)}")
         if apart is None:
@@ -158,12 +158,12 @@ class _Heard(Target):
         self.logits: dict[tuple[int, int], Tensor] = {}
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, kv: Any, *, ends: Tensor | None = None, **others: Any
+        self, tokens: Tensor, positions: Tensor, kv: Any, *, last_rows: Tensor | None = None, **others: Any
     ) -> TargetOutput:
-        output = super().forward(tokens, positions, kv, ends=ends, **others)
+        output = super().forward(tokens, positions, kv, last_rows=last_rows, **others)
         slots = kv.rows.slots[:, None].expand_as(kv.rows.positions).flatten().tolist()
         rows = list(zip(slots, kv.rows.positions.flatten().tolist(), strict=True))
-        told = rows if ends is None else [rows[end] for end in ends.tolist()]
+        told = rows if last_rows is None else [rows[row] for row in last_rows.tolist()]
         self.logits |= zip(told, output.logits.flatten(0, 1).clone(), strict=True)
         return output
 

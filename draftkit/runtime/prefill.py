@@ -110,23 +110,23 @@ class Prefill:
         """The logits [1, pieces, V] after each piece, and the features [1, T, F]."""
         device = self._target.device
         columns: list[list[int]] = [[], [], [], []]
-        ends = []
+        last_rows = []
         for waiting, (slot, begin, end) in taken:
             rows = end - begin
             new = waiting.tokens[begin:end], range(begin, end), [slot] * rows, [len(waiting.tokens)] * rows
             for column, values in zip(columns, new, strict=True):
                 column.extend(values)
-            ends.append(len(columns[0]) - 1)
+            last_rows.append(len(columns[0]) - 1)
         tokens, positions, slots, lengths = torch.tensor(columns).to(device).split(1)  # one transfer
         if self._target.joins_prompts:
             kv: CacheRows = PromptRows(self._cache, [piece for _, piece in taken], slots[0], positions[0])
         else:
             kv = self._cache.rows(slots[0, :1], positions, taken[0][1].end, prompt=True)
-        last = torch.tensor(ends).to(device)
-        return self._target.forward(tokens, positions, kv, last_only=True, ends=last, lengths=lengths)
+        last = torch.tensor(last_rows).to(device)
+        return self._target.forward(tokens, positions, kv, last_only=True, last_rows=last, lengths=lengths)
 
 
-class Part(NamedTuple):
+class PrefillForward(NamedTuple):
     """A forward of new sequences: which of all their rows it takes, one sequence after the other, at `positions` int64
     [1, T]; and where they are stored."""
 
@@ -135,9 +135,9 @@ class Part(NamedTuple):
     rows: CacheRows
 
 
-def parts_of_prompts(
+def prefill_forwards(
     cache: SlotCache, sizes: Sequence[tuple[int, int]], device: torch.device, *, joins: bool = True
-) -> Iterator[Part]:
+) -> Iterator[PrefillForward]:
     """The forwards that take in new sequences, of each of which `sizes` has the slot and the number of its rows.
 
     They have at most `PREFILL_CHUNK` rows. Where the model does not join sequences, each has one of its own, however
@@ -152,7 +152,7 @@ def parts_of_prompts(
             rows: CacheRows = PromptRows(cache, pieces, told, at)
         else:
             rows = cache.rows(told[:1], at[None], len(positions), prompt=True)
-        yield Part(slice(taken, taken + len(positions)), at[None], rows)
+        yield PrefillForward(slice(taken, taken + len(positions)), at[None], rows)
         taken += len(positions)
 
 

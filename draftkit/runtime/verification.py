@@ -139,8 +139,8 @@ def target_probs(drafted: Drafted, p: Distribution) -> Tensor:
     """The target's probability of each draft token, 0 in padding: float32 [B, K]."""
     valid = drafted.valid
     tokens = torch.where(valid, drafted.tokens, 0)
-    ahead = Distribution(p.logits[:, :-1], p.scale, *(column[:, :-1] for column in p.statistics))
-    return torch.where(valid, probability_of(ahead, tokens), 0)
+    of_drafts = Distribution(p.logits[:, :-1], p.scale, *(column[:, :-1] for column in p.statistics))
+    return torch.where(valid, probability_of(of_drafts, tokens), 0)
 
 
 def draft_probs(drafted: Drafted) -> Tensor:

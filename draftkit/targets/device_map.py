@@ -1,4 +1,5 @@
-"""A target spread over several devices, where the user says so: its layers in their order, its ends on the first.
+"""A target spread over several devices, where the user says so: its layers in their order, and its embedding and
+output layer on the first.
 
 What a draft borrows of the target is on one device then, and so is what it reads. What no GPU has room for waits in the
 host's memory, then on the disk, and is copied for each forward by accelerate's hooks: right, and slow.
@@ -51,8 +52,8 @@ def map_layers(model: PreTrainedModel, room: Mapping[str, int]) -> dict[str, str
     """Where the parts of a model go that has no memory yet, as `from_pretrained` takes it.
 
     Everything but the decoder's layers is on the first device. A layer follows the one before it, or moves on to the
-    next device with room. Raises `DraftkitError` where the ends alone are too large, or the layers in all, and
-    `UnsupportedTarget` for recurrent layers over several GPUs, whose states would lie on one.
+    next device with room. Raises `DraftkitError` where the embedding and the output layer alone are too large, or all
+    layers together, and `UnsupportedTarget` for recurrent layers over several GPUs, whose states would lie on one.
     """
     decoder = decoder_of(model)
     layers = decoder_layers(decoder)

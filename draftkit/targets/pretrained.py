@@ -206,7 +206,7 @@ def _said(error: Exception) -> str:
     return f"transformers cannot load the target: {first_line}"
 
 
-def load_parts(
+def load_modules(
     folder: Path, choose: Callable[[PreTrainedModel], Sequence[nn.Module]], dtype: torch.dtype
 ) -> Sequence[nn.Module]:
     """The modules that `choose` finds in the target, on the CPU; only their weights are read.

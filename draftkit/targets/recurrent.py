@@ -43,15 +43,16 @@ class StateKey(NamedTuple):
 class Recurrence:
     """A module with states, as found by `recurrent_probe`.
 
-    `name` is its own in the model, `states` have the shapes and dtypes of a sequence. `ahead`: linear layers inside it
-    that are given its rows as they are; `last`: the one whose output is its own. `resumes`: whether it goes on from a
-    state with several rows at a time, or must take them one by one.
+    `name` is the module's name in the model, `states` have the shapes and dtypes of one sequence. `input_projections`
+    names the linear layers inside the module that read its own input; `output_projection` the one that gives its
+    output. `resumes` says whether the module goes on from a state with several rows at a time, or must take them one
+    by one.
     """
 
     name: str
     states: dict[StateKey, tuple[torch.Size, torch.dtype]]
-    ahead: tuple[str, ...]
-    last: str | None
+    input_projections: tuple[str, ...]
+    output_projection: str | None
     resumes: bool
 
 
@@ -237,9 +238,10 @@ class RowByRow:
 
     def _row_by_row(self, args: Any, kwargs: Any, hidden: Tensor, cache: StateCache) -> Any:
         batch, rows = hidden.shape[:2]
-        ahead = [self.module.get_submodule(name) for name in self.recurrence.ahead]  # adapters may have come in between
-        last = None if self.recurrence.last is None else self.module.get_submodule(self.recurrence.last)
-        projected = [(linear, linear(hidden)) for linear in ahead]
+        names, last_name = self.recurrence.input_projections, self.recurrence.output_projection
+        last = None if last_name is None else self.module.get_submodule(last_name)
+        linears = map(self.module.get_submodule, names)  # looked up now, as adapters may have come in between
+        projected = [(linear, linear(hidden)) for linear in linears]
         outputs = []
         for row in range(rows):
             of_row = partial(_row, row=row, batch=batch, rows=rows)

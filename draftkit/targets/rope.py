@@ -59,17 +59,17 @@ class RowRope:
             kind, parameters = kind[layer_type], parameters[layer_type]
             prefix, options = f"{layer_type}_", {"layer_type": layer_type}
 
-        def rotation(frequencies: Tensor) -> tuple[Tensor, ...]:
+        def cos_sin(frequencies: Tensor) -> tuple[Tensor, ...]:
             setattr(rotary, f"{prefix}inv_freq", frequencies.to(x.device))
             return unwrap(type(rotary).forward)(rotary, x, position_ids, **options)
 
-        short = rotation(getattr(rotary, f"{prefix}original_inv_freq"))
+        short = cos_sin(getattr(rotary, f"{prefix}original_inv_freq"))
         if kind != "longrope":
             return short
         turn = parameters[TURN]
         if layer_type not in self._long:
             self._long[layer_type], _ = ROPE_INIT_FUNCTIONS[kind](config, x.device, turn + 1, **options)
-        long = rotation(self._long[layer_type])
+        long = cos_sin(self._long[layer_type])
         lengths = position_ids.amax(-1, keepdim=True) + 1 if self.lengths is None else self.lengths
         beyond = (lengths > turn)[..., None]
         return tuple(torch.where(beyond, b, a) for a, b in zip(short, long, strict=True))

@@ -102,21 +102,21 @@ class Target(TappedModel):
         kv: KeyValues,
         *,
         last_only: bool = False,
-        ends: Tensor | None = None,
+        last_rows: Tensor | None = None,
         embeddings: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
         `last_only` computes the logits of the last row alone; of several prompts one after the other, B = 1, those of
-        their last rows `ends` int64 [n]. `embeddings` [B, T, H] replace those of the tokens.
+        their `last_rows` int64 [n]. `embeddings` [B, T, H] replace those of the tokens.
         `lengths` int64 [B, 1] or [B, T]: of the sequences as of each row, for rope that depends on it; None where each
         ends with its last row.
         Raises `TargetError` when the first forward shows that the model attends, or keeps its states, in a way that
         draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
-        last = tokens.new_full((1,), tokens.shape[1] - 1) if last_only and ends is None else ends
+        last = tokens.new_full((1,), tokens.shape[1] - 1) if last_only and last_rows is None else last_rows
         with self.captured() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,

@@ -90,7 +90,7 @@ def _sentencepiece(word: str) -> bytes:
     return word.replace(SPACE, " ").encode()
 
 
-class TargetEnds(PreTrainedModel):
+class TargetEmbeddings(PreTrainedModel):
     """A target that cannot be run: only its embedding and its output layer are there.
 
     `size`: parameters of the whole target.
@@ -112,17 +112,20 @@ class TargetEnds(PreTrainedModel):
         return self._size
 
 
-def load_ends(folder: Path, config: PretrainedConfig | None = None, *, device: str, dtype: torch.dtype) -> TargetEnds:
-    """The ends of the target in a folder, of any architecture that transformers can build; nothing else is read, but
-    of a GGUF file. `config` is that of `read_model_config`, where it has been read.
+def load_embeddings(
+    folder: Path, config: PretrainedConfig | None = None, *, device: str, dtype: torch.dtype
+) -> TargetEmbeddings:
+    """The embedding and the output layer of the target in a folder, of any architecture that transformers can build.
+    Nothing else is read, except of a GGUF file, which is read whole.
 
-    `device` becomes the current one. Raises `DraftkitError`.
+    `config` is that of `read_model_config`, where it has been read. `device` becomes the current one. Raises
+    `DraftkitError`.
     """
     config = read_model_config(folder, whole=False) if config is None else config
     if gguf_file(folder) is not None:
         whole = load_pretrained(folder, config, device="cpu", dtype=dtype, attention=None)
-        ends = TargetEnds(config, whole.get_input_embeddings(), whole.get_output_embeddings(), whole.num_parameters())
-        return ends.to(device).eval()
+        embedding, output = whole.get_input_embeddings(), whole.get_output_embeddings()
+        return TargetEmbeddings(config, embedding, output, whole.num_parameters()).to(device).eval()
     use_device(device)
     model = empty_model(config, dtype)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
@@ -130,18 +133,17 @@ def load_ends(folder: Path, config: PretrainedConfig | None = None, *, device: s
     tensors = open_checkpoint(folder)
     stored = stored_names(model, tensors)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for end in (embedding,) if tied else (embedding, output):
-        missing = [names[parameter] for parameter in end.parameters() if names[parameter] not in stored]
+    for module in (embedding,) if tied else (embedding, output):
+        missing = [names[parameter] for parameter in module.parameters() if names[parameter] not in stored]
         if missing:
             raise TargetError(f"the target's checkpoint has no tensor {missing[0]}", where=folder)
-        weights = {own: tensors[stored[names[parameter]]] for own, parameter in end.named_parameters()}
+        weights = {own: tensors[stored[names[parameter]]] for own, parameter in module.named_parameters()}
         require_plain(weights.values(), tensors, folder)
-        end.to_empty(device=device)
-        model._init_weights(end)  # what is no weight, as the scale of Gemma's embedding
+        module.to_empty(device=device)
+        model._init_weights(module)  # what is no weight, as the scale of Gemma's embedding
         loaded = {own: handle.load().to(device, dtype) for own, handle in weights.items()}
         require_finite(((weights[own].name, tensor) for own, tensor in loaded.items()), folder)
-        end.load_state_dict(loaded, strict=True, assign=True)
+        module.load_state_dict(loaded, strict=True, assign=True)
     if tied:
         output.weight = embedding.weight
-    ends = TargetEnds(config, embedding, output, model.num_parameters())
-    return ends.eval().requires_grad_(False)
+    return TargetEmbeddings(config, embedding, output, model.num_parameters()).eval().requires_grad_(False)

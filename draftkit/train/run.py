@@ -23,7 +23,7 @@ from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import (
     OnlineStates,
     States,
-    load_target_ends,
+    load_target_embeddings,
     load_training_target,
     read_training_config,
 )
@@ -103,7 +103,7 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> StatesCosts:
     Of the target, the embedding and the output layer are read. What only its layers' weights can show, as one that is
     missing, is not found.
     """
-    with set_up(config, resume, load_target_ends) as ready:
+    with set_up(config, resume, load_target_embeddings) as ready:
         if config.states:
             _stored_states(config, ready)
         elif config.stream is not None:
@@ -160,7 +160,7 @@ def train_draft(
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known, and while
     another run writes to `out`.
     """
-    load = load_training_target if config.states == "" and config.stream is None else load_target_ends
+    load = load_training_target if config.states == "" and config.stream is None else load_target_embeddings
     with ExitStack() as stack:
         if os.environ.get("RANK", "0") == "0":  # the first process holds it for all of the run
             stack.enter_context(sole_writer(Path(config.out), folder=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from draftkit.data.states import AHEAD, Encoding
+from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import Bounds
 from draftkit.io.settings import setting
@@ -133,7 +133,9 @@ class StreamSettings:
         "",
     )
     folder: str = setting("The folder that is shared with the worker; empty for stream in the run's own.", "")
-    ahead: Size = setting("The most rows that wait in the folder for each process of the run.", AHEAD, unit="rows")
+    ahead: Size = setting(
+        "The most rows that wait in the folder for each process of the run.", WAITING_ROWS, unit="rows"
+    )
     encoding: Encoding = setting("How states are stored in the folder.", "bf16")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "The number format in which vLLM runs the target.", "bfloat16"

@@ -42,7 +42,7 @@ from draftkit.train.recipes.recipe import Origin, Recipe
 
 
 class LoadTarget(Protocol):
-    """Loads a target, or its ends."""
+    """Loads a target, or only its embedding and output layer."""
 
     def __call__(self, target: OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel: ...
 

@@ -32,7 +32,7 @@ from draftkit.models.dflash import load_dflash
 from draftkit.results.record import Result
 from draftkit.results.settings import Settings
 from draftkit.targets.chat import load_tokenizer
-from draftkit.targets.tokens import TargetEnds, load_ends
+from draftkit.targets.tokens import TargetEmbeddings, load_embeddings
 
 JETSPEC = dflash.dflash_config({"causal": True})
 
@@ -159,8 +159,8 @@ def test_a_window_that_ends_within_the_block_of_five(window: int, named: bool, t
 
 
 @pytest.fixture(scope="module")
-def ends() -> TargetEnds:
-    return load_ends(zoo.path("target"), device="cpu", dtype=torch.float32)
+def ends() -> TargetEmbeddings:
+    return load_embeddings(zoo.path("target"), device="cpu", dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def tokenizer() -> Any:
     return load_tokenizer(zoo.path("target"), "target")
 
 
-def reduced(draft: Draft, ends: TargetEnds) -> Draft:
+def reduced(draft: Draft, ends: TargetEmbeddings) -> Draft:
     """A draft of every other token."""
     spec: Any = draft.spec.architecture
     kept = torch.arange(0, spec.vocab_size, 2)
@@ -181,13 +181,13 @@ def reduced(draft: Draft, ends: TargetEnds) -> Draft:
     return changed(draft, own, tensors)
 
 
-def convention_of(draft: Draft, ends: TargetEnds, tokenizer: Any) -> list[Finding]:
+def convention_of(draft: Draft, ends: TargetEmbeddings, tokenizer: Any) -> list[Finding]:
     return findings(Evidence.of_draft(draft, model=ends, tokenizer=tokenizer), *checks_of_family(draft.spec))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "slots"), [("dflash", "fill-in"), ("dspark", "anchor-first")])
-def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEnds, tokenizer: Any) -> None:
+def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEmbeddings, tokenizer: Any) -> None:
     with open_draft(f"zoo:{name}", "zoo:target") as draft:
         assert draft.spec.architecture.expect(DFlashSpec).slots == slots
         assert not convention_of(draft, ends, tokenizer)
@@ -196,7 +196,7 @@ def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEnds, to
     assert (found.name, found.fix) == ("slots", f"--set slots={slots}")
 
 
-def test_rows_of_a_draft_with_fewer_tokens_tell_too(ends: TargetEnds, tokenizer: Any) -> None:
+def test_rows_of_a_draft_with_fewer_tokens_tell_too(ends: TargetEmbeddings, tokenizer: Any) -> None:
     with open_draft("zoo:dspark", "zoo:target") as draft:
         wrong = reduced(changed(draft, with_facts(draft.spec.architecture, slots="fill-in")), ends)
         (found,) = convention_of(wrong, ends, tokenizer)

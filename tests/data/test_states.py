@@ -42,7 +42,7 @@ from draftkit.errors import DraftkitError
 from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.targets.states import FINAL, AuxLayers
-from draftkit.targets.tokens import load_ends
+from draftkit.targets.tokens import load_embeddings
 
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)
@@ -516,7 +516,7 @@ def test_the_ends_alone_are_the_targets(family: str, tmp_path: Path) -> None:
     """With Gemma's scale of the embedding, Phi's bias of the head, and names that wrappers put before their own."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
-    ends = load_ends(tmp_path, device="cpu", dtype=torch.float32)
+    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
     tokens, states = torch.arange(9), torch.randn(9, pico.HIDDEN)
     assert torch.equal(ends.get_input_embeddings()(tokens), model.get_input_embeddings()(tokens))
     assert torch.equal(ends.get_output_embeddings()(states), model.get_output_embeddings()(states))

@@ -26,7 +26,7 @@ LLAMA_8B = LlamaConfig(
 
 
 def test_the_longer_of_reading_and_computing_counts_and_the_gaps() -> None:
-    device = Device("a device", bandwidth=1e9, speed=1e12, gap=1e-6)
+    device = Device("a device", bandwidth=1e9, speed=1e12, launch_gap=1e-6)
     forward = Forward(numbers=1e6, weights=2e6, cached=100, kernels=50)
     assert forward.seconds(device, 1, 1, 1000) == pytest.approx((2e6 + 100 * 1000) / 1e9)
     assert forward.seconds(device, 64, 100, 0) == pytest.approx(2 * 64 * 100 * 1e6 / 1e12)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftkit import zoo
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
-from draftkit.data.states.online import load_target_ends, load_training_target
+from draftkit.data.states.online import load_target_embeddings, load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
@@ -75,7 +75,7 @@ def test_the_weights_of_a_file_in_float32_are_the_models(files: dict[str, Path])
 
 @pytest.mark.slow
 def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
-    ends = load_target_ends(str(files["F16"]), device="cpu", dtype=torch.float32)
+    ends = load_target_embeddings(str(files["F16"]), device="cpu", dtype=torch.float32)
     whole = load_training_target(str(files["F16"]), device="cpu", dtype=torch.float32)
     assert torch.equal(ends.get_output_embeddings().weight, whole.get_output_embeddings().weight)
     assert ends.num_parameters() == whole.num_parameters()

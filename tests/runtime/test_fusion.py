@@ -25,7 +25,7 @@ from draftkit.models.eagle import EagleModel
 from draftkit.runtime import fusion
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.fusion import FusedRotation, fuse
+from draftkit.runtime.fusion import FusedRotary, fuse
 from draftkit.runtime.fusion import layers as fused_layers
 from draftkit.runtime.fusion import norms as fused_norm
 from draftkit.runtime.fusion.layers import (
@@ -39,7 +39,7 @@ from draftkit.runtime.fusion.layers import (
 from draftkit.runtime.fusion.norms import FusedNorm, gated, gated_reference
 from draftkit.runtime.fusion.packed_linear import joint_of
 from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
-from draftkit.runtime.fusion.rotation import (
+from draftkit.runtime.fusion.rotary import (
     HeadNorms,
     angles,
     angles_reference,
@@ -355,7 +355,7 @@ def test_memory_is_planned_without_kernels() -> None:
 def test_gradients_are_the_modules_own(own_files: None) -> None:
     made = pico.llama(num_hidden_layers=1).requires_grad_(True)
     fuse(made)
-    assert isinstance(modeling_llama.apply_rotary_pos_emb, FusedRotation)
+    assert isinstance(modeling_llama.apply_rotary_pos_emb, FusedRotary)
     made(torch.tensor([[5, 6]])).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in made.parameters())
 

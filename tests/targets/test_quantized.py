@@ -21,7 +21,7 @@ from draftkit.loading import open_draft, open_target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target, load_target, read_target_config
-from draftkit.targets.tokens import load_ends
+from draftkit.targets.tokens import load_embeddings
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5], [40, 41, 42, 43])
 BLOCK = 32
@@ -114,7 +114,7 @@ def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTarget, match="of tomorrow"):
         load(tmp_path)
     expected = pico.llama(intermediate_size=128)
-    ends = load_ends(tmp_path, device="cpu", dtype=torch.float32)
+    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
     assert torch.equal(ends.get_input_embeddings().weight, expected.get_input_embeddings().weight)
     assert torch.equal(ends.get_output_embeddings().weight, expected.get_output_embeddings().weight)
     norm = load_final_norm(tmp_path, torch.float32)
@@ -122,7 +122,7 @@ def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | int8("lm_head.weight", tensors["lm_head.weight"]), tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedTarget, match=r"is quantized \(lm_head.weight_scale\)"):
-        load_ends(tmp_path, device="cpu", dtype=torch.float32)
+        load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
 
 
 def test_mxfp4(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from draftkit.models.dflash import DFlashModel
-from draftkit.targets.tokens import load_ends
+from draftkit.targets.tokens import load_embeddings
 from draftkit.train.attention import Blocks
 from draftkit.train.recipes.bases.dflash import BlockHeads, block_spec, fresh_block_draft
 from draftkit.train.recipes.bases.initialization import begin_as_target
@@ -86,7 +86,7 @@ def test_a_row_with_the_targets_state_goes_on_as_the_target_does(qwen3: PreTrain
 
 def test_the_same_from_the_targets_files_alone(qwen3: PreTrainedModel, tmp_path: Path) -> None:
     qwen3.save_pretrained(tmp_path)
-    ends = load_ends(tmp_path, device="cpu", dtype=torch.float32)
+    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
     torch.testing.assert_close(begun(ends), begun(qwen3), rtol=0, atol=0)
 
 
@@ -118,7 +118,7 @@ def test_a_target_without_such_layers_gives_none(qwen3: PreTrainedModel, tmp_pat
     save_file(stored | scale, tmp_path / "model.safetensors", metadata={"format": "pt"})
     for model in (
         target(Qwen3MoeForCausalLM, Qwen3MoeConfig, num_experts=2, moe_intermediate_size=16),
-        load_ends(tmp_path, device="cpu", dtype=torch.float32),
+        load_embeddings(tmp_path, device="cpu", dtype=torch.float32),
     ):
         assert not begin_as_target(fresh(model), model)
         torch.testing.assert_close(begun(model), dict(fresh(model).state_dict()), rtol=0, atol=0)

@@ -92,10 +92,10 @@ def read_decoder(
     return Decoder(
         hidden_size=hidden,
         intermediate_size=facts.size("intermediate_size"),
-        num_hidden_layers=facts.measured("num_hidden_layers", num_layers, "counted in the tensor names"),
+        num_hidden_layers=facts.from_tensors("num_hidden_layers", num_layers, "counted in the tensor names"),
         num_attention_heads=heads,
         num_key_value_heads=facts.size("num_key_value_heads", heads, "absent means one per query head"),
-        head_dim=facts.measured("head_dim", rows // heads, "rows of q_proj / heads"),
+        head_dim=facts.from_tensors("head_dim", rows // heads, "rows of q_proj / heads"),
         hidden_act=facts.stated_or("hidden_act", str, "silu", "the reference's activation"),
         rms_norm_eps=facts.stated_or("rms_norm_eps", float, 1e-6, "default of the reference's config class"),
         qkv_bias=has_bias(checkpoint, facts, "qkv_bias", f"{prefix}self_attn.q_proj.bias"),

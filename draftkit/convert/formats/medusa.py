@@ -155,7 +155,7 @@ def _vocab_size(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None
     stated, truncated = facts.optional("vocab_size", int), facts.optional("truncated_vocab_size", int)
     is_reduced = TOKEN_MAP in heads.tensors or (truncated is not None and stated is not None and truncated < stated)
     if heads.to_logits is not None and not is_reduced:
-        return facts.measured("vocab_size", checkpoint.matrix(heads.to_logits.name)[0], "rows of a head")
+        return facts.from_tensors("vocab_size", checkpoint.matrix(heads.to_logits.name)[0], "rows of a head")
     if stated is not None:
         return facts.record("vocab_size", stated, "stated")
     if target is not None:

@@ -9,4 +9,4 @@ from typing import Literal, get_args
 
 Encoding = Literal["bf16", "float32", "fp8", "int8", "int8-channel"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-AHEAD = 8  # rows that a stream holds besides the one in use, unless it is told otherwise
+WAITING_ROWS = 8  # rows that a stream holds besides the one in use, unless it is told otherwise

@@ -1,4 +1,5 @@
-"""The target as a training run needs it, whole or its ends alone, and its hidden states for a row of packed samples.
+"""The target as a training run needs it, whole or its embedding and output layer alone, and its hidden states for a
+row of packed samples.
 
 N tokens of a row, F width of the captured features, H target width.
 """
@@ -19,7 +20,7 @@ from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.finite import HINT, first_non_finite
-from draftkit.targets.pretrained import load_parts, load_pretrained
+from draftkit.targets.pretrained import load_modules, load_pretrained
 from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
@@ -69,13 +70,13 @@ def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
             )
 
 
-def load_target_ends(target: str | OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The ends of a target (path, Hub id or `zoo:target`) alone, for runs that read its states from files; `device`
-    becomes the current one.
+def load_target_embeddings(target: str | OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The embedding and output layer of a target (path, Hub id or `zoo:target`), for runs that read its states from
+    files; `device` becomes the current one.
 
     Raises `DraftkitError`.
     """
-    return open_target(target).load_ends(device=device, dtype=dtype)
+    return open_target(target).load_embeddings(device=device, dtype=dtype)
 
 
 class States(NamedTuple):
@@ -207,7 +208,7 @@ def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
     Only its weights are read. Raises `DraftkitError` when there is no such module or it has no weights.
     """
-    (norm,) = load_parts(folder, lambda model: [final_norm(model)], dtype)
+    (norm,) = load_modules(folder, lambda model: [final_norm(model)], dtype)
     return norm
 
 

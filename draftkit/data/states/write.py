@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Sample, read_samples
-from draftkit.data.states import AHEAD, Encoding
+from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
@@ -298,7 +298,7 @@ class StateJob:
             size=manifest.hidden_size,
             encoding=manifest.encoding,
             passes=1.0,
-            waiting_tokens=(AHEAD + 1) * self.row_tokens,
+            waiting_tokens=(WAITING_ROWS + 1) * self.row_tokens,
             token_seconds=self.plan.seconds / max(self.plan.tokens, 1),
             estimate=f"from {self.plan.probe_tokens:,} tokens",
         )

@@ -310,7 +310,7 @@ def _kilobytes(target: int, draft: int, parts: int) -> str:
 
 
 # The columns of a metric that is a record: what comes after its name, and where in the record the value lies.
-PARTS: dict[type, dict[str, str]] = {
+COLUMN_PARTS: dict[type, dict[str, str]] = {
     Interval: {"": ".mean", "_low": ".low", "_high": ".high"},
     Times: {"_mean": ".mean", "_p50": ".p50", "_p99": ".p99"},
 }
@@ -343,7 +343,7 @@ def columns() -> dict[str, str]:
     return {
         metric.name + ending: metric.path + part
         for metric in metrics_of("csv", ())
-        for ending, part in PARTS.get(kind_at(metric.path), {"": ""}).items()
+        for ending, part in COLUMN_PARTS.get(kind_at(metric.path), {"": ""}).items()
     }
 
 

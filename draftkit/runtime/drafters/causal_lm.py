@@ -26,7 +26,7 @@ from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
-from draftkit.runtime.prefill import parts_of_prompts
+from draftkit.runtime.prefill import prefill_forwards
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.footprint import footprint
 from draftkit.targets.states import AuxLayers
@@ -67,7 +67,7 @@ class CausalLMDrafter:
         features = self._features_before(prompts)
         sizes = [(prompt.slot, len(prompt.tokens)) for prompt in prompts]
         lengths = torch.tensor([[size for _, size in sizes for _ in range(size)]]).to(tokens.device)
-        for taken, positions, rows in parts_of_prompts(
+        for taken, positions, rows in prefill_forwards(
             self.cache, sizes, tokens.device, joins=self.model.joins_prompts
         ):
             before = None if features is None else features[:, taken]

@@ -20,7 +20,7 @@ from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Pro
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
-from draftkit.runtime.prefill import features_before_last, parts_of_prompts
+from draftkit.runtime.prefill import features_before_last, prefill_forwards
 from draftkit.targets.states import AuxLayers
 
 Model = TypeVar("Model", bound=ChainModel)
@@ -62,7 +62,7 @@ class ChainDrafter(ABC, Generic[Model]):
             tokens = torch.cat([prompt.tokens[1:] for prompt in known])[None]
             features = features_before_last(known)
             sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
-            for taken, positions, kv in parts_of_prompts(self.cache, sizes, tokens.device, joins=self.joins_prompts):
+            for taken, positions, kv in prefill_forwards(self.cache, sizes, tokens.device, joins=self.joins_prompts):
                 self.model(tokens[:, taken], self.model.fuse(features[:, taken]), positions, kv=kv)
 
     @torch.inference_mode()

@@ -21,7 +21,7 @@ from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
-from draftkit.runtime.prefill import features_before_last, parts_of_prompts
+from draftkit.runtime.prefill import features_before_last, prefill_forwards
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -62,7 +62,7 @@ class DFlashDrafter:
         if known:
             features = features_before_last(known)
             sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
-            for taken, positions, rows in parts_of_prompts(self.cache, sizes, features.device):
+            for taken, positions, rows in prefill_forwards(self.cache, sizes, features.device):
                 self._take_in(features[:, taken], positions, rows)
 
     @torch.inference_mode()
@@ -80,9 +80,9 @@ class DFlashDrafter:
     def _take_in(self, features: Tensor, positions: Tensor, rows: CacheRows) -> None:
         """Store each layer's keys and values of target features [B, J, F] at `positions` [B, J], −1 for none."""
         context = self.model.fuse(features)
-        rotation = self.model.rotary(context, positions)
+        cos_sin = self.model.rotary(context, positions)
         for layer, window in enumerate(self.model.spec.decoder.windows):
-            rows.update(layer, *self.model.context(layer, context, rotation), window)
+            rows.update(layer, *self.model.context(layer, context, cos_sin), window)
 
     def _block(self, committed: Committed, anchor: Tensor, k: int) -> Tensor:
         """The outputs [B, T, H] of the block that begins with `anchor` [B, 1]."""

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from draftkit.runtime.fusion.layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
 from draftkit.runtime.fusion.norms import FusedNorm, norm_form
 from draftkit.runtime.fusion.packed_linear import joint_of
-from draftkit.runtime.fusion.rotation import angles, angles_reference, rotate, rotate_reference
+from draftkit.runtime.fusion.rotary import angles, angles_reference, rotate, rotate_reference
 from draftkit.runtime.ops.backend import uses_triton
 
-ROTATION = "apply_rotary_pos_emb"  # what modules of transformers call their function
+ROTARY_FUNCTION = "apply_rotary_pos_emb"  # what modules of transformers call their function
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
@@ -33,9 +33,9 @@ def fuse(model: nn.Module) -> None:
     with torch.enable_grad():  # with which what was taken over before computes as its own
         _take_over(model)
         for file in {type(module).__module__ for module in model.modules()}:
-            own = vars(sys.modules[file]).get(ROTATION)
-            if own is not None and not isinstance(own, FusedRotation) and _rotates_halves(own):
-                setattr(sys.modules[file], ROTATION, FusedRotation(own))
+            own = vars(sys.modules[file]).get(ROTARY_FUNCTION)
+            if own is not None and not isinstance(own, FusedRotary) and _rotates_halves(own):
+                setattr(sys.modules[file], ROTARY_FUNCTION, FusedRotary(own))
 
 
 def _take_over(model: nn.Module) -> None:
@@ -103,7 +103,7 @@ class FusedAngles:
         return angles(position_ids, own.inv_freq, own.attention_scaling, x.dtype)
 
 
-class FusedRotation:
+class FusedRotary:
     """A file's function that rotates queries and keys."""
 
     def __init__(self, own: Rotate):

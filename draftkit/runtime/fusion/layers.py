@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 from draftkit.runtime.attention import NAME, attend_slots, chunk_of, slot_attention
 from draftkit.runtime.fusion.norms import FusedNorm, NormForm, gated, gated_reference, norm_form
 from draftkit.runtime.fusion.packed_linear import Joint, own_parameters
-from draftkit.runtime.fusion.rotation import HeadNorms, normed_heads, rotate_joint, rotate_reference
+from draftkit.runtime.fusion.rotary import HeadNorms, normed_heads, rotate_joint, rotate_reference
 from draftkit.runtime.ops.slot_attention import Scoring
 
 SAMPLE = 3  # rows of random input
@@ -252,7 +252,7 @@ class FusedLayer:
         attended, _ = self._attention(hidden_states=self._input_norm(hidden_states), **named)
         total, normed = self._norm.of_sum(attended, hidden_states)
         out = self._mlp(normed)
-        return total + out if self.next_norm is None else self.next_norm.ahead(out, total)
+        return total + out if self.next_norm is None else self.next_norm.add(out, total)
 
 
 def _adds_what_it_normed(module: Any) -> bool:

@@ -67,7 +67,7 @@ class FusedNorm:
             return total, type(self._module).forward(self._module, total)
         return add_rms_norm(x, residual, weight, self._form.eps, one_plus=self._form.one_plus)
 
-    def ahead(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """`x` + `residual`, whose norm is kept for the call that asks for it next."""
         self._sum = self.of_sum(x, residual)
         return self._sum[0]

@@ -64,7 +64,7 @@ class Chains(NamedTuple):
 class Origin:
     """What a recipe starts from: the target, a draft to go on with, the chosen draft vocabulary.
 
-    Of `target`, only its embedding and output layer are needed (`targets/ends.py`).
+    Of `target`, only its embedding and output layer are needed (`targets.tokens.TargetEmbeddings`).
     `d2t_ids` int64 [Vd]: the target's ids of the draft vocabulary, None for all of them.
     """
 

@@ -144,7 +144,7 @@ def _selector(view: Checkpoint, facts: Facts) -> CandidateSelector | None:
         return None
     _, rank = view.matrix("candidate_selector.predecessor_codebook")
     return CandidateSelector(
-        selector_rank=facts.measured("selector_rank", rank, "columns of the codebooks"),
+        selector_rank=facts.from_tensors("selector_rank", rank, "columns of the codebooks"),
         selector_top_k=facts.size("selector_top_k"),
     )
 

@@ -41,8 +41,8 @@ def _head(view: Checkpoint, facts: Facts, body: Mapping[str, Any]) -> dict[str, 
     features, _ = view.matrix("embed_proj.0.weight")
     _, states = view.matrix("prefix_gru.weight_hh_l0")
     return {
-        "gru_hidden_dim": facts.measured("gru_hidden_dim", states, "columns of weight_hh_l0"),
-        "emb_dim": facts.measured("emb_dim", features, "rows of embed_proj.0"),
+        "gru_hidden_dim": facts.from_tensors("gru_hidden_dim", states, "columns of weight_hh_l0"),
+        "emb_dim": facts.from_tensors("emb_dim", features, "rows of embed_proj.0"),
         "pure_draft_prefix_len": facts.stated_or("pure_draft_prefix_len", int, 0, "every predicting row is corrected"),
     }
 

@@ -153,7 +153,7 @@ def read_convolution(view: Checkpoint, facts: Facts) -> BlockConvolution | None:
     if len(shape) != 3:
         raise FormatError(f"tensor {kernel} has shape {list(shape)}", where=view.source.path, expected="[2, taps, H]")
     return BlockConvolution(
-        conv_taps=facts.measured("conv_kernel_size", shape[1], "rows of base_kernel"),
+        conv_taps=facts.from_tensors("conv_kernel_size", shape[1], "rows of base_kernel"),
         conv_group_size=facts.size("conv_group_size"),
     )
 

@@ -54,8 +54,8 @@ def read_refiner(view: Checkpoint, facts: Facts, body: Mapping[str, Any], *, pas
         facts.drop(key, "the tensors tell")
     mlp, rank = view.matrix("refiner_head.mlp_gate.weight")
     return {
-        "xpress_rank": facts.measured("xpress_rank", rank, "columns of the MLP"),
-        "xpress_mlp_hidden": facts.measured("xpress_mlp_hidden", mlp, "rows of the MLP"),
+        "xpress_rank": facts.from_tensors("xpress_rank", rank, "columns of the MLP"),
+        "xpress_mlp_hidden": facts.from_tensors("xpress_mlp_hidden", mlp, "rows of the MLP"),
         "num_jacobi_passes": facts.size(passes, 6, "of the published drafts", "num_jacobi_passes"),
     }
 

@@ -44,7 +44,7 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 INTERLEAVED = ("llama",)
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 CONFIG = "draftkit.config"
-ENDS = {
+OUTSIDE_LAYERS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
@@ -99,7 +99,7 @@ def export(outgoing: Outgoing) -> Export:
 
 
 def _names(kind: str) -> Names:
-    return Names(ends=ENDS, prefix="model.", interleaved=kind in INTERLEAVED)
+    return Names(tensors=OUTSIDE_LAYERS, prefix="model.", interleaved=kind in INTERLEAVED)
 
 
 def _original(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, object] | None:

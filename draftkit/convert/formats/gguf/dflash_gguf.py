@@ -50,7 +50,7 @@ ARCHITECTURE = "dflash"
 TEXT_AS_MASK = "an ordinary token of the tokenizer"
 PATTERN_ALONE = "the pattern has sliding layers, and no window is stated"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-BESIDE = {
+OUTSIDE_LAYERS = {
     "fc.weight": "fc.weight",
     "hidden_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
@@ -203,7 +203,7 @@ def _metadata(draft: DFlashSpec) -> dict[str, object]:
 def _names(decoder: Decoder) -> Names:
     layers = range(decoder.num_hidden_layers)
     own = {f"layers.{i}.{name}": f"blk.{i}.{gguf}" for i in layers for name, gguf in IN_LAYERS.items()}
-    return Names(ends=BESIDE | own)
+    return Names(tensors=OUTSIDE_LAYERS | own)
 
 
 def _captured(checkpoint: Checkpoint, facts: Facts) -> tuple[int, ...]:

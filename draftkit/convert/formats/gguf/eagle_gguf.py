@@ -39,7 +39,7 @@ METHODS = ("eagle3",)
 
 ARCHITECTURE, LAYERS, CAPTURED = "eagle3", 1, 3
 NAMES = Names(
-    ends={
+    tensors={
         "fc.weight": "fc.weight",
         "input_norm.weight": "enc.output_norm.weight",
         "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",

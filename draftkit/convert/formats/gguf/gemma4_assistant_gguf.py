@@ -44,7 +44,7 @@ SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SLIDING, FULL = "sliding_attention", "full_attention"
 ACTIVATION = "gelu_pytorch_tanh"
 NEVER_TURNS = 1e30  # what the frequencies of numbers that are not rotated are divided by
-BESIDE = {
+OUTSIDE_LAYERS = {
     "pre_projection.weight": "nextn.pre_projection.weight",
     "post_projection.weight": "nextn.post_projection.weight",
     "model.embed_tokens.weight": "token_embd.weight",
@@ -171,7 +171,7 @@ def export(outgoing: Outgoing) -> Export:
 def _names(assistant: Gemma4AssistantSpec) -> Names:
     layers = range(len(assistant.layer_types))
     own = {f"model.layers.{i}.{name}": f"blk.{i}.{gguf}" for i in layers for name, gguf in IN_LAYERS.items()}
-    return Names(ends=BESIDE | own)
+    return Names(tensors=OUTSIDE_LAYERS | own)
 
 
 def _problem(outgoing: Outgoing, assistant: Gemma4AssistantSpec) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from draftkit.convert.formats.gguf.layers import PARTS
+from draftkit.convert.formats.gguf.layers import LAYER_MODULES
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError
 from draftkit.hub.gguf import folder_of_gguf
@@ -45,7 +45,7 @@ def _shared(name: str) -> dict[str, str]:
 
 
 BIASES = {f"self_attn.{part}_proj.bias": f"attn_{part}.bias" for part in "qkv"}
-LAYER = _weights(PARTS) | BIASES | {"mlp.gate.weight": "ffn_gate_inp.weight"}
+LAYER = _weights(LAYER_MODULES) | BIASES | {"mlp.gate.weight": "ffn_gate_inp.weight"}
 POST = {"post_attention_layernorm.weight": "post_attention_norm.weight"}
 BIAS = {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
 LATENTS = _weights(

@@ -30,7 +30,7 @@ from draftkit.layout.decoder import Decoder
 
 Value = TypeVar("Value", int, float, str, bool)
 
-PARTS = {
+LAYER_MODULES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -57,31 +57,32 @@ BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a kind of model: `ends` are unified → GGUF's of what lies beside its layers, and of what its layers
-    have that others do not; `prefix` stands before the names of the layers in the layout.
+    """The tensor names of one kind of model in both layouts.
 
-    `interleaved`: neighbors rotate together, so that rows of queries and keys are in another order than in the layout.
+    `tensors` maps unified names to GGUF's, for the tensors outside the layers and for those that only this kind's
+    layers have. `prefix` stands before the layers' names in the unified layout. `interleaved` says that neighboring
+    features rotate together, so that the rows of queries and keys are in another order than in the unified layout.
     """
 
-    ends: Mapping[str, str]
+    tensors: Mapping[str, str]
     prefix: str = ""
     interleaved: bool = False
 
     def written(self, name: str) -> str:
         """A unified name in GGUF."""
         match = LAYER.fullmatch(name.removeprefix(self.prefix))
-        if name in self.ends or match is None:
-            return self.ends[name]
-        return f"blk.{match[1]}.{PARTS[match[2]]}.{match[3]}"
+        if name in self.tensors or match is None:
+            return self.tensors[name]
+        return f"blk.{match[1]}.{LAYER_MODULES[match[2]]}.{match[3]}"
 
     def read(self, name: str) -> str | None:
         """The unified name of a tensor of GGUF, None of one that this kind of model does not have."""
-        ends = {gguf: unified for unified, gguf in self.ends.items()}
-        parts = {gguf: unified for unified, gguf in PARTS.items()}
+        tensors = {gguf: unified for unified, gguf in self.tensors.items()}
+        modules = {gguf: unified for unified, gguf in LAYER_MODULES.items()}
         match = BLOCK.fullmatch(name)
-        if name in ends or match is None or match[2] not in parts:
-            return ends.get(name)
-        return f"{self.prefix}layers.{match[1]}.{parts[match[2]]}.{match[3]}"
+        if name in tensors or match is None or match[2] not in modules:
+            return tensors.get(name)
+        return f"{self.prefix}layers.{match[1]}.{modules[match[2]]}.{match[3]}"
 
     def heads(self, name: str, decoder: Decoder | None) -> int | None:
         """How many heads a tensor of GGUF has whose rows are in another order there; None of others."""

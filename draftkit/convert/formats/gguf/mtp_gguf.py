@@ -36,7 +36,7 @@ METHODS = ("mtp",)
 
 CONFIG, WEIGHTS = "draftkit.config", "draftkit.weights"  # the target's, and what the checkpoint had of the heads
 COPIES = "copies of the target's tables"  # the name of that fact
-ENDS = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
+OUTSIDE_LAYERS = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
 PROJECTION = ".nextn.eh_proj.weight"
 PER_LAYER = {"attention.recurrent_layers": False}  # lists of one value for each layer, and that of a head's
 
@@ -138,7 +138,9 @@ def _export(outgoing: Outgoing, *, whole: bool) -> Export:
         if (each := header.value(f"{architecture}.{key}", list)) is not None:
             longer = [*each[:layers], *[value] * spec.num_modules]
             metadata[f"{architecture}.{key}"] = found[f"{architecture}.{key}"]._replace(value=longer)
-    beside = [t for t in stored_tensors(file) if t.handle.name in ENDS or (whole and heads.index(t.handle.name) < 0)]
+    beside = [
+        t for t in stored_tensors(file) if t.handle.name in OUTSIDE_LAYERS or (whole and heads.index(t.handle.name) < 0)
+    ]
     return Export(metadata, tuple(moves), beside=tuple(beside))
 
 

@@ -76,7 +76,7 @@ def plan_heads(
         target_hidden_size=hidden_size,
         num_modules=max(heads.promised, 1),
         prefixes=heads.prefixes,
-        parts=heads.kind.parts_run,
+        parts=heads.kind.runnable_parts,
         concatenation=heads.kind.concatenation,
         hidden_state=heads.kind.hidden_state,
         feedback=heads.kind.feedback,

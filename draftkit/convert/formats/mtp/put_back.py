@@ -148,7 +148,7 @@ def _same_kind(found: TargetHeads, spec: MtpSpec) -> bool:
     """Whether heads go where the target keeps its own; one that has lost them keeps them in any spelling."""
     spellings = (found.kind,) if found.tensors else found.kind.spellings()
     places = [kind.prefixes(spec.num_modules, found.num_layers) for kind in spellings]
-    return spec.prefixes in places and spec.parts == found.kind.parts_run
+    return spec.prefixes in places and spec.parts == found.kind.runnable_parts
 
 
 def _stored_alike(handle: TensorHandle, heads: TargetHeads, target: Checkpoint) -> TensorHandle:

@@ -165,11 +165,11 @@ class BlockRecipe(Recipe):
         draft, spec = self.draft, self.draft.spec
         features = batch.last if batch.features is None else batch.features
         context = draft.fuse(features.float())  # the draft's parameters are, whatever the target's
-        rotation = draft.rotary(context, batch.positions)
+        cos_sin = draft.rotary(context, batch.positions)
         layers = range(spec.decoder.num_hidden_layers)
         fill_in = spec.slots == "fill-in"
         size = k + 1 if fill_in else k
-        blocks = Blocks(anchors, size, batch.sample_ids, [draft.context(i, context, rotation) for i in layers])
+        blocks = Blocks(anchors, size, batch.sample_ids, [draft.context(i, context, cos_sin) for i in layers])
         following = torch.stack([shifted(batch.tokens[0], 1 + t)[anchors] for t in range(k)], dim=1)  # [M, K]
         masks = anchors.new_full((len(anchors), size - 1), spec.parallel.mask_token_id)
         hidden = draft.embed(torch.cat((following[:, :1], masks), dim=1), context.dtype)

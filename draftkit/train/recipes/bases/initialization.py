@@ -18,9 +18,9 @@ from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.architecture import Rope
 from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.models.dflash import BlockLayer, DFlashModel
-from draftkit.targets.pretrained import load_parts
+from draftkit.targets.pretrained import load_modules
 from draftkit.targets.states import decoder_layers, decoder_of
-from draftkit.targets.tokens import TargetEnds
+from draftkit.targets.tokens import TargetEmbeddings
 
 INITIAL_STD = 0.02
 HEAD_SIZE, KV_HEADS = 128, 8
@@ -98,8 +98,8 @@ def begin_as_target(draft: DFlashModel, target: PreTrainedModel) -> bool:
     """
     choose = partial(_last_layers, draft=draft)
     try:
-        if isinstance(target, TargetEnds) or any(parameter.is_meta for parameter in target.parameters()):
-            parts = load_parts(Path(target.name_or_path), choose, torch.float32)
+        if isinstance(target, TargetEmbeddings) or any(parameter.is_meta for parameter in target.parameters()):
+            parts = load_modules(Path(target.name_or_path), choose, torch.float32)
         else:
             parts = choose(target)
     except TargetError:  # quantized, or stored otherwise than transformers reads it
