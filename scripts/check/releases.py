@@ -1,6 +1,6 @@
 """Do draftkit's tables of a release say what its source says? `python -m scripts.check.releases vllm==0.33.0 …`
 
-A release is fetched from the package index into the folder that DRAFTKIT_WHEELS names, or into a cache; the package of
+A release is fetched by pip into the folder that DRAFTKIT_WHEELS names, or into a cache; the package of
 an unpacked one, as `ENV/lib/python3.11/site-packages/vllm`, is taken as it lies. Nothing of it is imported: its files
 are read with `ast`. The names that can be read (methods, settings, classes, metrics) are written into
 `draftkit/engines/ENGINE/names.py`, and what the tables rest on into `tests/fixtures/engines/ENGINE-NUMBER.json`, by
@@ -14,15 +14,14 @@ import argparse
 import ast
 import hashlib
 import importlib
-import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import textwrap
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,8 +35,35 @@ from draftkit.engines.vllm.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/fixtures/engines"
-# Engine → the file of a release on the index that has its source, and the folder of the package in it.
-ARCHIVES = {"vllm": (r"\.tar\.gz$", r"[^/]+/(vllm/.+\.py)"), "sglang": (r"cp311.*x86_64\.whl$", r"(sglang/.+\.py)")}
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where the source of an engine's releases is on the index: pip's option that takes this kind of file, and which of
+    its files are the package's, by their path within it."""
+
+    option: str
+    files: str
+
+
+# vLLM's source has 47 MB and its wheel 336.
+ARCHIVES = {
+    "vllm": Archive("--no-binary", r"[^/]+/(vllm/.+\.py)"),
+    "sglang": Archive("--only-binary", r"(sglang/.+\.py)"),
+}
+BACKEND = """
+import pathlib
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    head = pathlib.Path("PKG-INFO").read_text(encoding="utf-8").split("\\n\\n")[0]
+    kept = [line for line in head.splitlines() if line.startswith(("Metadata-Version:", "Name:", "Version:"))]
+    name, version = (line.split(": ")[1] for line in kept[1:])
+    info = pathlib.Path(folder) / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("\\n".join([*kept, ""]), encoding="utf-8")
+    return info.name
+"""
 TABLES = ("methods", "config_keys", "architectures", "verifications", "metrics")
 EVIDENCE = (*TABLES, "capabilities", "rules")
 # Engine → table → names that the source has and draftkit leaves out, each for the reason given.
@@ -153,30 +179,50 @@ def _stored_and_compared(folder: Path) -> list[str]:
 
 
 def fetched(engine: str, number: str) -> Path:
-    """The folder of a release's package, fetched where it is not there yet. Raises `ValueError` for another digest."""
+    """The folder of a release's package, fetched by pip where it is not there yet; nothing of it is installed or run.
+
+    Raises `CalledProcessError` where pip cannot fetch it.
+    """
     cache = Path(os.environ.get("DRAFTKIT_WHEELS") or Path.home() / ".cache/draftkit/engines")
-    out, (ending, within) = cache / f"{engine}-{number}", ARCHIVES[engine]
+    out = cache / f"{engine}-{number}"
     if not (out / engine).exists():
-        with urllib.request.urlopen(f"https://pypi.org/pypi/{engine}/{number}/json", timeout=60) as answer:
-            found = next(one for one in json.load(answer)["urls"] if re.search(ending, one["filename"]))
-        with urllib.request.urlopen(found["url"], timeout=600) as answer:
-            content = answer.read()
-        if hashlib.sha256(content).hexdigest() != found["digests"]["sha256"]:
-            raise ValueError(f"{found['filename']} is not what the index says")
-        for name, text in _files(content):
-            if inner := re.fullmatch(within, name):
-                path = out / inner[1]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(text)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            _download(engine, number, folder)
+            _unpack(next(folder.glob(f"{engine}-*")), ARCHIVES[engine].files, out)
     return out / engine
 
 
-def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:
-    if zipfile.is_zipfile(io.BytesIO(archive)):
-        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+def _download(engine: str, number: str, folder: Path) -> None:
+    """Let pip save a release. Of a source archive it asks the build for a name, which a stand-in answers: the release's
+    own would run, and need torch."""
+    backend = folder / "backend/setuptools/build_meta.py"
+    backend.parent.mkdir(parents=True)
+    backend.with_name("__init__.py").touch()
+    backend.write_text(BACKEND, encoding="utf-8")
+    words = f"-m pip download --quiet --no-deps --no-build-isolation {ARCHIVES[engine].option} {engine}".split()
+    subprocess.run(
+        [sys.executable, *words, "--dest", str(folder), f"{engine}=={number}"],
+        env=os.environ | {"PYTHONPATH": str(folder / "backend")},
+        check=True,
+    )
+
+
+def _unpack(archive: Path, wanted: str, out: Path) -> None:
+    """Write the Python files of an archive whose names match `wanted` to what its group says, below `out`."""
+    for name, text in _files(archive):
+        if inner := re.fullmatch(wanted, name):
+            path = out / inner[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+
+
+def _files(archive: Path) -> Iterator[tuple[str, bytes]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
             yield from ((name, packed.read(name)) for name in packed.namelist() if name.endswith(".py"))
         return
-    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+    with tarfile.open(archive) as packed:
         for member in packed:
             if member.name.endswith(".py") and (file := packed.extractfile(member)) is not None:
                 yield member.name, file.read()
