@@ -228,10 +228,15 @@ def with_slices(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> 
     or requests were not counted one by one."""
     if not kinds or cell.by_prompt is None:
         return cell
-    by_id = {prompt.id: prompt for prompt in prompts}
-    labels = [_labels(record, _prompt_of(record, by_id), kinds) for record in cell.by_prompt]
+    labels = [*labels_of(cell, prompts, kinds).values()]
     found = [_slice(name, cell.by_prompt, labels) for name in sorted({*chain.from_iterable(labels)})]
     return replace(cell, slices=tuple(found))
+
+
+def labels_of(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> dict[str, list[str]]:
+    """The slices of these kinds that each request of a cell is in, as `category=code`, by its id in their order."""
+    by_id = {prompt.id: prompt for prompt in prompts}
+    return {record.id: _labels(record, _prompt_of(record, by_id), kinds) for record in cell.by_prompt or ()}
 
 
 def _labels(record: PromptRecord, prompt: Prompt, kinds: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from draftkit.checks.evidence import Asked, Evidence
 from draftkit.checks.registry import findings
 from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, command
-from draftkit.evaluate.cell import cell_of, with_slices
+from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import vllm_here
@@ -28,7 +28,8 @@ from draftkit.loading import OWN_HEAD, OpenedTarget
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.record import Result, ResultWarning, SpeedModel
-from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
+from draftkit.results.recorded import append_rounds, check_records
+from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
 
@@ -73,7 +74,7 @@ def evaluate_draft(
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
-        job = Job(target, drafts, sweep, stack, resumes=saved is not None)
+        job = Job(target, drafts, sweep, stack, resumes=saved is not None, records=records is not None)
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
 
@@ -228,12 +229,14 @@ class _Measurement:
                 (without, run), passes = (Run.joined(runs) for runs in sides(turns)), len(turns)
             else:
                 without, run = None if plain is None else plain(asked), hold(asked)
-        if self.records is not None and run.generations:
-            append_rounds(self.records, heading, run.generations)
         tokenizer = self.job.tokenizer
         cell = cell_of(heading, run, without, settings, tokenizer, passes=passes or None, pace_error=error)
         cell = self.engine.told(cell, run, without)
-        return with_slices(cell, self.job.prompts.prompts, settings.slices), run
+        prompts = self.job.prompts.prompts
+        if self.records is not None and run.generations:
+            labels = labels_of(cell, prompts, tuple({*settings.slices, "category"}))
+            append_rounds(self.records, heading, run.generations, labels)
+        return with_slices(cell, prompts, settings.slices), run
 
     @contextmanager
     def _lane(self, source: str | None, asked: Conversations) -> Iterator[Hold]:

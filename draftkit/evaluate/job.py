@@ -32,7 +32,8 @@ T = TypeVar("T", bound=Heading)
 class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
-    may be kept, for which all weights are digested. Raises `DraftkitError` where a part cannot be opened.
+    may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
+    of its tokens. Raises `DraftkitError` where a part cannot be opened.
     """
 
     target: str | OpenedTarget | None
@@ -40,6 +41,7 @@ class Job:
     sweep: Sweep
     stack: ExitStack
     resumes: bool = False
+    records: bool = False
     _digests: dict[str, str | None] = field(default_factory=dict)
 
     @cached_property

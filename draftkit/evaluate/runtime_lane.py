@@ -17,8 +17,10 @@ from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
 
 
-def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int) -> Engine:
-    """The engine that a measurement runs on."""
+def engine_of(
+    target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int, estimates: bool = False
+) -> Engine:
+    """The engine that a measurement runs on; `estimates`: it keeps what the draft says of its tokens."""
     rates = settings.acceptance_rates if drafter is not None else None
     return Engine(
         target,
@@ -31,6 +33,7 @@ def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, nu
         synthetic=None if rates is None else SyntheticAcceptance(rates),
         k_by_batch=settings.schedule if drafter is not None else None,
         eager=settings.eager,
+        estimates=estimates,
     )
 
 

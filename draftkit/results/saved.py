@@ -6,20 +6,16 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.hub.local_paths import named, names_of_paths
-from draftkit.io.atomic import check_writable, write_file
-from draftkit.io.jsonfile import finite
+from draftkit.io.atomic import write_file
 from draftkit.io.lock import sole_writer
-from draftkit.results.cell import DIGESTS, Cell, Heading
+from draftkit.results.cell import DIGESTS, Cell
 from draftkit.results.record import SCHEMA, named_result, read_result, result_json
-
-if TYPE_CHECKING:  # it needs torch
-    from draftkit.runtime.records import Generation
 
 
 def replaced_by(cell: Cell, cells: list[Cell]) -> str | None:
@@ -89,38 +85,6 @@ class ResultFile:
 
     def write(self, result: Mapping[str, Any]) -> None:
         write_file(self.path, (result_json(named_result(result)) + "\n").encode())
-
-
-def check_records(path: Path) -> None:
-    """Raise `DraftkitError` where rounds cannot be appended to a file; leaves no trace."""
-    check_writable(path)
-    if path.exists():
-        _append(path, [])
-
-
-def append_rounds(path: Path, heading: Heading, generations: Sequence[Generation]) -> None:
-    """Append the raw record of a run: a line for each round, from which every statistic can be had again. The draft is
-    called as in a result, by its name.
-
-    Raises `DraftkitError` where the file cannot be written.
-    """
-    setting = {name: getattr(heading, name) for name in ("num_speculative_tokens", "temperature", "concurrency")}
-    draft = names_of_paths([heading.draft]).get(heading.draft, heading.draft)
-    lines = []
-    for g in generations:
-        for number, r in enumerate(g.rounds):
-            ended = g.finished if number == len(g.rounds) - 1 else None
-            drafted = {"request": g.request.id} | asdict(r) | {"finished": ended}
-            lines.append(json.dumps(finite({"draft": draft} | setting | drafted)))
-    _append(path, lines)
-
-
-def _append(path: Path, lines: Sequence[str]) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-    except OSError as error:
-        raise DraftkitError(f"the records cannot be written: {error.strerror}", where=path) from error
 
 
 def _as_read_back(value: object) -> Any:

@@ -72,6 +72,7 @@ class Engine:
     - `k_by_batch`: largest batch → K, for batches that should draft less; beyond the largest nothing is drafted.
     - `tokenizer`: takes prompts as text and gives generations theirs.
     - `eager`: launch every kernel from the host on a GPU too, instead of replaying rounds from CUDA graphs.
+    - `estimates`: keep what the draft says of each of its tokens (`Round`), which costs a softmax for each.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         eager: bool = False,
+        estimates: bool = False,
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
@@ -111,6 +113,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
         self.eager = eager
+        self.estimates = estimates
         self._capacity = 0  # positions of a slot, once reserved
         self._reach = 0  # tokens of the longest sequence in the last step, its drafts included
         self._running: dict[int, Request] = {}  # what the batch was made for
@@ -237,8 +240,10 @@ class Engine:
             _SERVED[id(self.drafter)] = self
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
-        floor = self.draft_sampling.min_confidence
-        rounds = Rounds(self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic, floor)
+        rounds = Rounds(
+            self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic,
+            self.draft_sampling.min_confidence, self.estimates,
+        )  # fmt: skip
         self._rounds: Rounds | GraphedRounds = rounds
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
@@ -308,7 +313,7 @@ class Engine:
         k, drafting = self._k_for(len(active)), self._can_draft(self._reach)
         self._reach = longest + self.k
         packed = self._rounds.run(self._batch_of(active), k, longest + k, drafting=drafting)
-        for generation, outcome in zip(active.values(), outcomes(packed), strict=False):  # vacant rows come last
+        for generation, outcome in zip(active.values(), outcomes(packed, k), strict=False):  # vacant rows come last
             if outcome.broken is not None:
                 raise self._broken(outcome.broken, generation, outcome.proposal)
             self._record(generation, outcome, beyond=not drafting and k > 0)
@@ -348,7 +353,17 @@ class Engine:
         accepted = len(outcome.emitted) - 1
         drafted = len(outcome.proposal)
         generation.rounds.append(
-            Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal, beyond)
+            Round(
+                position,
+                drafted,
+                accepted,
+                emitted,
+                outcome.expected,
+                outcome.proposal,
+                beyond,
+                outcome.confidences,
+                outcome.probabilities,
+            )
         )
 
     def _extend(self, generation: Generation, tokens: list[int]) -> int:

@@ -19,7 +19,9 @@ class Round:
     truncation; `emitted` tokens went into the output (at most accepted + 1, fewer where the generation ended).
     `expected[i]`: the probability that draft token i stands given that those before it do, from the same forwards.
     `proposal`: the draft tokens. `beyond`: the sequences were too long for the draft (`Drafter.max_positions`), and
-    token 0 stood in the place of its tokens.
+    token 0 stood in the place of its tokens. Where an engine keeps what the draft said (`estimates`), of each draft
+    token `confidences`, what its own head said of the chance that it stands, and `probabilities`, the draft's of the
+    token: in what it was drawn from, and at temperature 1 where it was chosen. Empty where the draft has none.
     """
 
     position: int
@@ -29,6 +31,8 @@ class Round:
     expected: tuple[float, ...] = ()
     proposal: tuple[int, ...] = ()
     beyond: bool = False
+    confidences: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass

@@ -6,6 +6,7 @@ comes back as one tensor. S slots, B sequences, K draft tokens, F feature width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,21 +90,26 @@ class SlotState:
 
 
 class Outcome(NamedTuple):
-    """What became of a sequence in a round: the draft tokens, what the target emitted, and the expected acceptance of
-    each draft (`Round.expected`). Where something is `broken`, the rest means nothing."""
+    """What became of a sequence in a round: the draft tokens, what the target emitted, the expected acceptance of each
+    draft, and what the draft said of it (`Round`). Where something is `broken`, the rest means nothing."""
 
     proposal: tuple[int, ...]
     emitted: list[int]
     expected: tuple[float, ...]
     broken: Broken | None
+    confidences: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = ()
 
 
 class _Watched:
-    """A `Draw`, at temperature 0 where it is given none, that notes which rows of a round had usable logits."""
+    """A `Draw`, at temperature 0 where it is given none, that notes which rows of a round had usable logits; with
+    `estimates`, also how probable they make each token."""
 
-    def __init__(self, draw: Draw | None):
+    def __init__(self, draw: Draw | None, *, estimates: bool):
         self._draw = draw
         self._finite: list[Tensor] = []
+        self._estimates = estimates
+        self.probabilities: list[Tensor] = []  # of each step, float32 [B]
 
     def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         if self._draw is None:
@@ -111,6 +117,9 @@ class _Watched:
         else:
             token, finite = self._draw(step, logits, ids), has_finite_peak(logits)
         self._finite.append(finite)
+        if self._estimates:
+            own = token[:, None] if ids is None else (ids == token[:, None]).long().argmax(1, keepdim=True)
+            self.probabilities.append(logits.float().softmax(-1).gather(1, own)[:, 0])
         return token
 
     def finite(self, slots: Tensor) -> Tensor:
@@ -130,6 +139,7 @@ class Rounds:
         mode: Verification,
         synthetic: SyntheticAcceptance | None,
         min_confidence: float = 0.0,
+        estimates: bool = False,
     ):
         self.target = target
         self.drafter = drafter
@@ -138,6 +148,7 @@ class Rounds:
         self.mode: Verification = mode
         self.rates = None if synthetic is None else torch.tensor(synthetic.conditional, device=target.device)
         self.min_confidence = min_confidence
+        self.estimates = estimates
 
     def size(self, sequences: int) -> int:
         """The rows of a batch of so many sequences."""
@@ -148,7 +159,7 @@ class Rounds:
         """A round of up to `k` drafts per sequence; `length` bounds the positions it reaches.
 
         Without `drafting` the drafter is left alone, and token 0 stands in the place of every draft, as in vLLM.
-        Returns what `outcomes` reads: float64 [B, 3K+4]; token ids are exact in a double.
+        Returns what `outcomes` reads: float64 [B, 3K+4], with `estimates` [B, 5K+4]; token ids are exact in a double.
         """
         state, slots = self.state, batch.slots
         start = state.position[slots] + 1  # of the first draft
@@ -156,7 +167,7 @@ class Rounds:
         if batch.drafts_sampled and k and drafting:
             coupled = self.mode == "coupled"
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
-        watched = _Watched(draw)
+        watched = _Watched(draw, estimates=self.estimates)
         proposed = self._propose(slots, length, k, watched) if drafting else Proposal(slots.new_zeros(len(slots), k))
         logits = self._score(slots, proposed.tokens, length)
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
@@ -168,7 +179,21 @@ class Rounds:
             drafted, logits, batch.target, start
         )
         state.commit(slots, emitted)
-        return _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
+        packed = _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
+        return torch.cat((packed, self._estimated(proposed, drafted, watched)), dim=1) if self.estimates else packed
+
+    def _estimated(self, proposed: Proposal, drafted: Drafted, watched: _Watched) -> Tensor:
+        """float64 [B, 2K]: the confidences of a round's drafts, then their probabilities; NaN where there is none."""
+        k = drafted.tokens.shape[1]
+        unknown = drafted.tokens.new_full((len(drafted.tokens), k), torch.nan, dtype=torch.float64)
+        confidences = unknown if proposed.confidences is None else proposed.confidences[:, :k].double()
+        if self.drafter is None or self.drafter.module is None or len(watched.probabilities) < max(k, 1):
+            return torch.cat((confidences, unknown), dim=1)
+        own = torch.stack(watched.probabilities[:k], dim=1) if k else unknown
+        if drafted.probs is not None:
+            drawn = drafted.probs.gather(2, drafted.tokens[..., None])[..., 0]
+            own = torch.where(drafted.one_hot[:, None], own, drawn)
+        return torch.cat((confidences, own.double()), dim=1)
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
@@ -188,7 +213,7 @@ class Rounds:
         tokens, lengths, confidences = self.drafter.propose(committed, max(k, 1), draw)
         if self.min_confidence:
             lengths = self._confident(lengths, confidences)
-        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k))
+        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k), confidences)
 
     def _confident(self, lengths: Tensor | None, confidences: Tensor | None) -> Tensor:
         """How many drafts int64 [B] come before the first that the draft has too little confidence in."""
@@ -229,18 +254,26 @@ def _packed(emitted: Emitted, proposal: Tensor, lengths: Tensor, broken: Tensor)
     return torch.cat([column.double() for column in columns], dim=1)
 
 
-def outcomes(packed: Tensor) -> list[Outcome]:
-    """The outcome of each row: the one transfer to the host."""
-    k = packed.shape[1] // 3 - 1
+def outcomes(packed: Tensor, k: int) -> list[Outcome]:
+    """The outcome of each row of a round of `k` drafts: the one transfer to the host."""
+    begins = [k + 1, *(k + 1 + part * k for part in (1, 2, 3))]  # of what has a number for each draft
     return [
         Outcome(
-            proposal=tuple(int(token) for token in rest[2 * k + 1 : 2 * k + 1 + int(drafted)]),
             emitted=[int(token) for token in rest[: int(count)]],
-            expected=tuple(rest[k + 1 : k + 1 + int(drafted)]),
             broken=BROKEN[int(broken)],
+            expected=parts[0],
+            proposal=tuple(map(int, parts[1])),
+            confidences=_known(parts[2]),
+            probabilities=_known(parts[3]),
         )
         for broken, drafted, count, *rest in packed.tolist()
+        for parts in [[tuple(rest[begin : begin + int(drafted)]) for begin in begins]]
     ]
+
+
+def _known(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    """The numbers; none of them where any is NaN."""
+    return () if any(map(math.isnan, numbers)) else numbers
 
 
 def explained(broken: Broken, target: Target, drafter: Drafter | None, tokens: Sequence[int], k: int) -> NonFiniteError:

@@ -70,7 +70,8 @@ class OwnEngine(BaseEngine):
         settings = asked.settings
         loaded = _Loaded(Target(self.model), None) if source is None else self.drafts[source]
         slots = min(settings.concurrency, len(asked.first_requests))
-        runtime = engine_of(loaded.target, loaded.drafter, settings, num_slots=slots)
+        recorded = self.job.records and source is not None
+        runtime = engine_of(loaded.target, loaded.drafter, settings, num_slots=slots, estimates=recorded)
         runtime.reserve(asked.longest)
         runtime.warm_up(asked.first_requests)
         yield runtime_lane(runtime, report)
