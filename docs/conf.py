@@ -12,12 +12,15 @@ from draftkit.version import __version__
 project = "draftkit"
 author = "the draftkit authors"
 release = __version__
-extensions = ["generate", "myst_parser", "sphinx.ext.autodoc"]
+extensions = ["generate", "myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"draftkit {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what a command prints is not pasted
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["attrs_inline", "colon_fence"]
 default_role = "code"
 smartquotes = False  # they make `–set` of the `--set` in a remedy, and quotes that no shell knows
 autodoc_typehints = "description"

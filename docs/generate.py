@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
+import shutil
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import LoraSettings, OnPolicy, Optimization, StreamSettings, Validation
 
 PACKAGE = Path(draftkit.__file__).parent
+ROOT = PACKAGE.parent
 REPLACED = "…"  # for what a message says of the case at hand
 
 
@@ -275,20 +277,56 @@ def _markdown(text: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([<\[\]*_])", r"\\\1", part) for part in parts)
 
 
+# --- What lies beside docs/
+
+
+def of_the_project() -> Iterator[tuple[str, str]]:
+    """Pages that the repository has outside of docs/, by their place below `reference/project`, and lists of them."""
+    for name in ("CHANGELOG", "CONTRIBUTING"):
+        yield f"{name}.md", (ROOT / f"{name}.md").read_text(encoding="utf-8")
+    for folder, title, about in LISTS:
+        pages = [path for path in sorted((ROOT / folder).glob("*.md")) if path.name != "template.md"]
+        listed = [path.stem for path in pages if path.name != "README.md"]
+        contents = "\n".join(f"{folder}/{name}" for name in listed)
+        yield f"{folder}.md", f"# {title}\n\n{about}\n\n```{{toctree}}\n:maxdepth: 1\n\n{contents}\n```\n"
+        for path in pages:
+            if path.stem in listed:
+                yield f"{folder}/{path.name}", path.read_text(encoding="utf-8")
+
+
+LISTS = (
+    ("benchmarks", "Benchmarks", "Every figure here was measured, with the command and the commit beside it."),
+    ("model_cards", "Model cards", "Cards as `draftkit card` writes them, of drafts that anybody can make again."),
+)
+
+
+def link_inward(site: Sphinx, name: str, source: list[str]) -> None:
+    """Links of a page to files beside docs/, as they are right in the repository, lead to their copies."""
+    up = "../" * name.count("/")
+    source[0] = re.sub(
+        rf"\]\({re.escape(up)}\.\./((?:benchmarks|model_cards|CHANGELOG|CONTRIBUTING)[\w/-]*\.md)",
+        rf"]({up}reference/project/\1",
+        source[0],
+    )
+
+
 # --- The extension
 
 
 def write(site: Sphinx) -> None:
     """All pages into the sources, where git ignores them; a page that is as it was is left alone."""
     folder = Path(site.srcdir) / "reference"
-    folder.mkdir(exist_ok=True)
-    for name, page in PAGES.items():
-        path = folder / f"{name}.md"
-        text = "\n".join(page()) + "\n"
+    texts = {f"{name}.md": "\n".join(page()) + "\n" for name, page in PAGES.items()}
+    texts |= {f"project/{place}": text for place, text in of_the_project()}
+    for place, text in texts.items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+    shutil.copytree(ROOT / "model_cards/figures", folder / "project/model_cards/figures", dirs_exist_ok=True)
 
 
 def setup(site: Sphinx) -> dict[str, bool]:
     site.connect("builder-inited", write)
+    site.connect("source-read", link_inward)
     return {"parallel_read_safe": True}

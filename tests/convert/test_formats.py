@@ -190,9 +190,9 @@ def read_tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True) if path.suffix in (".bin", ".pt") else {}
 
 
-def test_the_readme_lists_every_format_and_where_its_drafts_go() -> None:
+def test_the_guide_lists_every_format_and_where_its_drafts_go() -> None:
     """Each row: the formats, and the destinations that write a draft of their methods."""
-    text = (Path(__file__).parents[2] / "README.md").read_text().partition("## Formats")[2].partition("\n\n-")[0]
+    text = (Path(__file__).parents[2] / "docs/guides/formats.md").read_text().partition("## From one")[0]
     rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")][1:]
     named = [[set(re.findall("`([^`]+)`", cell)) for cell in row] for row in rows]
     assert sorted(name for formats, _ in named for name in formats) == sorted(FORMATS)
