@@ -18,7 +18,7 @@ from draftkit.errors import DraftkitError, command
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from draftkit.evaluate.measure import Progress as PromptProgress
+    from draftkit.evaluate.measure import PromptProgress
 
 PROGRESS_SECONDS = 30.0  # between lines
 

@@ -118,4 +118,4 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
             _write_figures(stack, figures, training_figures(curve))
         file.write(training_page(curve).encode())
     print(out)
-    print(curve.verdict, file=sys.stderr)
+    print(curve.summary, file=sys.stderr)

@@ -145,7 +145,7 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if run.validation.every:
         from draftkit.train.log import read_curve
 
-        print(read_curve(Path(run.out)).verdict, file=sys.stderr)
+        print(read_curve(Path(run.out)).summary, file=sys.stderr)
     for line in serving_notes(read_draft(trained.draft), run.target):
         print(line, file=sys.stderr)
     say_next("eval", "--target", run.target, "--draft", trained.draft)

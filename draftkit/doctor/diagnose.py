@@ -68,7 +68,7 @@ class Diagnosis:
 
         A remedy that was measured and did not help is not recommended: its finding says what it gained.
         """
-        measured = [self._measured(tried) for tried in self.recommended]
+        measured = [self._remedy_of(tried) for tried in self.recommended]
         errors = [finding for finding in self.findings if finding.severity == "error"]
         others = [self._weighed(finding) for finding in self.findings if finding.severity != "error"]
         known: list[Finding] = []
@@ -77,7 +77,7 @@ class Diagnosis:
                 known.append(cause)
         return tuple(known)
 
-    def _measured(self, tried: Tried) -> Finding:
+    def _remedy_of(self, tried: Tried) -> Finding:
         """What helps, and what it cannot be told from."""
         also = ""
         if tried.alike:

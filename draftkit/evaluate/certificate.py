@@ -20,7 +20,7 @@ from draftkit.engines.records import Answer, Token
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Lane, Progress, ReferenceAnswers, Run
+from draftkit.evaluate.measure import Lane, PromptProgress, ReferenceAnswers, Run
 from draftkit.evaluate.two_samples import NOTHING, ChiSquare, RankTest, detectable_rate, holm, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
@@ -216,7 +216,7 @@ def certify_draft(
     target: str | None,
     drafts: str | Sequence[str],
     asked: Settings | Sweep | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: PromptProgress = lambda *_: None,
     *,
     engines: Sequence[BaseEngine],
     samples: int = SAMPLES,

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.job import Job, environment
-from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
 from draftkit.finding import Finding
 from draftkit.io.settings import with_values
 from draftkit.layout.families import named
@@ -48,7 +48,7 @@ class BaseEngine(ABC):
         """Take on a job. Raise `DraftkitError` for what would be refused later, after other long work."""
         self.job = job
 
-    def open(self, on_progress: Progress) -> None:
+    def open(self, on_progress: PromptProgress) -> None:
         """Load and convert, for all cells; `job.stack` closes it. Raises `DraftkitError`."""
         self.on_progress = on_progress
 
@@ -76,7 +76,7 @@ class BaseEngine(ABC):
         )
         return self.job.weighed(drawn_as(heading, source))
 
-    def measured(self, heading: Heading, cell: Cell) -> bool:
+    def matches(self, heading: Heading, cell: Cell) -> bool:
         """Whether an earlier cell is what the heading asks for."""
         return heading.key == cell.key
 

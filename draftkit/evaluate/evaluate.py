@@ -19,7 +19,7 @@ from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import vllm_here
 from draftkit.evaluate.job import Job, seen_by
 from draftkit.evaluate.job import asked as asked_of
-from draftkit.evaluate.measure import Conversations, Progress, Run, interleaved, sides
+from draftkit.evaluate.measure import Conversations, PromptProgress, Run, interleaved, sides
 from draftkit.evaluate.notebook import notebook_progress
 from draftkit.finding import Finding
 from draftkit.io.lock import sole_writer
@@ -40,7 +40,7 @@ def evaluate_draft(
     target: str | OpenedTarget | None,
     drafts: str | Sequence[str],
     asked: Settings | Sweep | None = None,
-    on_progress: Progress | None = None,
+    on_progress: PromptProgress | None = None,
     *,
     engines: Sequence[BaseEngine] = (),
     advise: bool = False,
@@ -181,7 +181,7 @@ class _Measurement:
 
     engine: BaseEngine
     job: Job
-    on_progress: Progress
+    on_progress: PromptProgress
     label: str
     records: Path | None
 
@@ -192,7 +192,7 @@ class _Measurement:
             wanted = [
                 (heading, settings)
                 for heading, settings in headings
-                if not any(self.engine.measured(heading, cell) for cell in kept)
+                if not any(self.engine.matches(heading, cell) for cell in kept)
             ]
             if not wanted:
                 continue

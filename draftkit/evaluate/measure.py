@@ -22,7 +22,8 @@ from draftkit.results.statistics import bootstrap_ratio, student
 from draftkit.runtime.records import Generation
 from draftkit.targets.chat import token_ids
 
-Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
+# What runs, answers done, answers in all, acceptance length so far.
+PromptProgress = Callable[[str, int, int, float], None]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from draftkit.evaluate.measure import Progress
+from draftkit.evaluate.measure import PromptProgress
 
 
-def notebook_progress() -> Progress:
+def notebook_progress() -> PromptProgress:
     """Bars where a notebook's kernel runs this process; elsewhere nothing is shown."""
     return _bars() if "ipykernel" in sys.modules else lambda *_: None
 
@@ -29,7 +29,7 @@ def notebook_trials() -> Callable[[str, int, int], None]:
     return on_progress
 
 
-def _bars() -> Progress:
+def _bars() -> PromptProgress:
     from tqdm.auto import tqdm
 
     bars: dict[str, Any] = {}

@@ -82,15 +82,15 @@ def from_dict(
 
 
 def read_record(
-    cls: type[Record], data: object, *, path: str = "", measured: bool = False
+    cls: type[Record], data: object, *, path: str = "", lenient: bool = False
 ) -> tuple[Record | None, list[str]]:
     """`cls` from JSON values, and every problem with them, each under its place after `path`; None where there are any.
 
-    `measured`: the values are those of a file of measurements, to which later versions and other programs add and from
+    `lenient`: the values are those of a file of measurements, to which later versions and other programs add and from
     which they leave out. Unknown keys are passed over, null stands for a default, and so does a mean of nothing:
     statistics that are all null.
     """
-    reader = _Reader(measured, [])
+    reader = _Reader(lenient, [])
     record = reader.record(cls, data, path)
     return typing.cast("Record | None", record), reader.problems
 
@@ -105,7 +105,7 @@ def read_as(kind: object, value: object, path: str) -> tuple[object, list[str]]:
 class _Reader:
     """Appends every mismatch to `problems`."""
 
-    measured: bool
+    lenient: bool
     problems: list[str]
 
     def read(self, kind: object, value: object, path: str) -> object:
@@ -121,7 +121,7 @@ class _Reader:
                 self.problems.append(f"{path}: {shown}{did_you_mean(value, arguments)}")
             return value
         if origin in (typing.Union, types.UnionType):
-            if type(None) in arguments and (value is None or (self.measured and _is_of_nothing(value))):
+            if type(None) in arguments and (value is None or (self.lenient and _is_of_nothing(value))):
                 return None
             return self.read(next(a for a in arguments if a is not type(None)), value, path)
         if origin is tuple and isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ class _Reader:
             value = _float(value)
         if kind is not object and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
             self.problems.append(f"{path}: {excerpt(value)} is not {WORDS.get(kind, kind.__name__)}")
-        elif self.measured and isinstance(value, float) and not math.isfinite(value):
+        elif self.lenient and isinstance(value, float) and not math.isfinite(value):
             self.problems.append(f"{path}: {value} is not a finite number")
         return value
 
@@ -158,7 +158,7 @@ class _Reader:
             self.problems.append(f"{path}: {excerpt(value)} is not an object".removeprefix(": "))
             return None
         before, prefix = len(self.problems), f"{path}." if path else ""
-        if self.measured:
+        if self.lenient:
             value = {name: item for name, item in value.items() if name in _kinds(cls)}
             value = {name: item for name, item in value.items() if item is not None or name in _required(cls)}
         self.problems.extend(f"{prefix}{name}: missing" for name in _required(cls) if name not in value)

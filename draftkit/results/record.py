@@ -191,7 +191,7 @@ def result_from(data: Mapping[str, object], where: Path) -> Result:
         raise FormatError(
             f"{where.name} {what}", where=f"{where}: schema", expected=f"{SCHEMA}, from draftkit eval --json"
         )
-    result, problems = read_record(Result, {**data, "path": where.name}, measured=True)
+    result, problems = read_record(Result, {**data, "path": where.name}, lenient=True)
     if problems:
         raise FormatError(
             f"{where.name} is not a result of draftkit eval:\n    " + "\n    ".join(problems), where=where

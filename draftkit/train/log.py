@@ -150,7 +150,7 @@ class TrainingCurve:
         return min(known, key=lambda found: found.loss or 0.0, default=None)
 
     @property
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """Whether loss and acceptance length agree on the best step, in one sentence."""
         longest, lowest = self.longest, self.lowest
         best = f"The acceptance length is longest at step {longest.step:,}, {_interval(longest.length)}"

@@ -56,7 +56,7 @@ def certify_pair(
 
     ks = sorted({min(k, pair.most_tokens) for k in settings.sweep.k})
     most, batch, samplings = ks[-1], max(settings.sweep.concurrency), settings.samplings
-    verify = MODES[settings.measured.verification]
+    verify = MODES[settings.eval_settings.verification]
     begin()
     plain = pair.plain(pair.requests)
     begin()
@@ -68,7 +68,7 @@ def certify_pair(
     coupled = [coupled_equality(pair, sampling, replay, k, batch) for sampling in samplings for k in ks]
     begin()
     contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most, settings.continuations)
-    distributions = distributions_of(contexts[:CONTEXTS], settings.measured.draft_sampling)
+    distributions = distributions_of(contexts[:CONTEXTS], settings.eval_settings.draft_sampling)
     texts = settings.sampler_texts
     fits = {
         f"verifier at temperature {sampling.temperature:g}, drafts from {name}": found
@@ -83,7 +83,7 @@ def certify_pair(
             sampling,
             settings.continuations,
             k=k,
-            verification=settings.measured.verification,
+            verification=settings.eval_settings.verification,
             noise=noise,
         )
         for sampling in samplings

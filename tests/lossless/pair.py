@@ -79,7 +79,7 @@ class Pair:
 @contextmanager
 def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterator[Pair]:
     """Load a target, a draft and prompts, all as `evaluate_draft` takes them. Raises `DraftkitError`."""
-    asked = settings.measured
+    asked = settings.eval_settings
     device = device_named(asked.device)
     prompts = load_prompt_set(asked.prompts, asked.limit, strict=asked.strict).prompts
     with open_draft(draft, target) as opened:

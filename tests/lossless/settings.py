@@ -37,14 +37,14 @@ class CertificateSettings:
         self.sweep.require_certifiable()
         for name in ("continuations", "continuation_prompts"):
             require_setting(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        most = self.measured.max_new_tokens
+        most = self.eval_settings.max_new_tokens
         require_setting(most >= 4, "max_new_tokens", most, "at least 4")
         require_setting(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
         require_setting(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
         require_setting(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
 
     @property
-    def measured(self) -> Settings:
+    def eval_settings(self) -> Settings:
         """What all settings of the sweep have in common."""
         return self.sweep.first
 
@@ -56,4 +56,4 @@ class CertificateSettings:
     @property
     def samplings(self) -> tuple[SamplingParameters, ...]:
         """How the first of the sampled requests is drawn, at each temperature."""
-        return tuple(replace(self.measured.sampling, temperature=temperature) for temperature in self.temperatures)
+        return tuple(replace(self.eval_settings.sampling, temperature=temperature) for temperature in self.temperatures)

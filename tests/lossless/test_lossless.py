@@ -106,7 +106,7 @@ CUTS = CertificateSettings(
 @pytest.mark.long
 def test_what_is_measured_is_what_is_tested() -> None:
     """Cuts, the drafts' own temperature, every K and every temperature."""
-    found = certified(replace(pico_pair(), draft_sampling=CUTS.measured.draft_sampling), CUTS)
+    found = certified(replace(pico_pair(), draft_sampling=CUTS.eval_settings.draft_sampling), CUTS)
     assert found.verdict == "no difference seen", found.failures
     assert {(e.num_speculative_tokens, e.name[:20]) for e in found.coupled} == {
         (k, f"drawn at temperature {t:g}"[:20]) for k in (1, 3) for t in (0.6, 1.0)
@@ -118,7 +118,7 @@ def test_what_is_measured_is_what_is_tested() -> None:
 @pytest.mark.slow
 def test_greedy_decoding_alone_is_certified_alone() -> None:
     """Where nothing was measured above temperature 0, nothing is drawn."""
-    found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=TOKENS_ONLY.measured.sweep(temperature=(0.0,))))
+    found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=TOKENS_ONLY.eval_settings.sweep(temperature=(0.0,))))
     assert found.verdict == "no difference seen"
     assert (found.coupled, found.fits) == ((), ())
     assert (found.detectable.wrong_tokens > 0, found.detectable.verifier) == (True, None)
@@ -133,7 +133,7 @@ def test_a_sampler_that_forgets_a_cut_is_found(
     cut: str, asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(cut)(monkeypatch)
-    usual = TOKENS_ONLY.measured
+    usual = TOKENS_ONLY.eval_settings
     cutting = replace(usual, sampling=replace(usual.sampling, **asked))  # type: ignore[arg-type]
     found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=cutting.sweep(temperature=(1.0,))))
     assert found.verdict == "bug"

@@ -73,9 +73,9 @@ def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
     assert {found.step: found.loss for found in curve.steps} == LOSSES
     assert {found.step: round(found.length.mean) - 1 for found in curve.steps} == ACCEPTED
     assert (curve.longest.step, curve.lowest and curve.lowest.step) == (4, 8)
-    assert "longest at step 4" in curve.verdict
-    assert "lowest at step 8" in curve.verdict
-    assert "they disagree, and the lowest loss would have cost 1.000." in curve.verdict
+    assert "longest at step 4" in curve.summary
+    assert "lowest at step 8" in curve.summary
+    assert "they disagree, and the lowest loss would have cost 1.000." in curve.summary
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_equal_lengths_are_told_apart_by_the_expected_acceptance_and_then_by_the
     assert all(torch.equal(tensor, chosen[name].to(tensor.dtype)) for name, tensor in own.items())
     curve = read_curve(out)
     assert (len(curve.steps), curve.longest.step, curve.lowest and curve.lowest.step) == (4, kept, 8)
-    assert f"longest at step {kept}, 1.000" in curve.verdict
-    assert said in curve.verdict
+    assert f"longest at step {kept}, 1.000" in curve.summary
+    assert said in curve.summary
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def curve(*steps: tuple[int, float, float | None]) -> TrainingCurve:
     ],
 )
 def test_the_verdict(steps: list[tuple[int, float, float | None]], said: str) -> None:
-    assert said in curve(*steps).verdict
+    assert said in curve(*steps).summary
 
 
 @pytest.mark.slow

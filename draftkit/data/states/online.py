@@ -129,12 +129,12 @@ class OnlineStates:
 
         return States(None if self._target.aux_layers is None else joined(features), joined(last))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, **packing: object) -> States:
-        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `packing`: what else it is told."""
+    def _forward(self, tokens: Tensor, positions: Tensor, **arguments: object) -> States:
+        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `arguments`: what else it is told."""
         target = self._target
 
         def run() -> Tensor:
-            last: Tensor = target.decoder(input_ids=tokens, use_cache=False, **packing).last_hidden_state
+            last: Tensor = target.decoder(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
             return last
 
         with target.captured() as found:

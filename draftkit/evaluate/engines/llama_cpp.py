@@ -18,7 +18,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.server import served_heading, server_lane
 from draftkit.evaluate.job import Job, made_by
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Report
+from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, Report
 from draftkit.evaluate.options import LlamaCppSettings
 from draftkit.hub.locate import Located
 from draftkit.io.atomic import temporary_folder
@@ -68,7 +68,7 @@ class LlamaCppEngine(BaseEngine):
         AS_STARTED.check(job.sweep)
         self.opened = [_run_by_it(opened, job.sweep.first) for opened in job.opened.values()]
 
-    def open(self, on_progress: Progress) -> None:
+    def open(self, on_progress: PromptProgress) -> None:
         super().open(on_progress)
         job = self.job
         self.scratch = job.stack.enter_context(temporary_folder())

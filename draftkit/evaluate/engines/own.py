@@ -15,7 +15,7 @@ from draftkit.errors import TargetError, command
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
@@ -48,7 +48,7 @@ class OwnEngine(BaseEngine):
         job.opened_target.require_runtime(BY_VLLM)
         _check_contexts(job)
 
-    def open(self, on_progress: Progress) -> None:
+    def open(self, on_progress: PromptProgress) -> None:
         super().open(on_progress)
         job, sweep = self.job, self.job.sweep
         for source, draft in job.drafts.items():

@@ -69,7 +69,7 @@ class ServerEngine(BaseEngine):
         target = self.drafting.model if self.job.target is None else self.job.opened_target.name
         return self.job.seen(served_heading(self, target, source, "served", settings))
 
-    def measured(self, heading: Heading, cell: Cell) -> bool:
+    def matches(self, heading: Heading, cell: Cell) -> bool:
         """Its cells have the K that it drafts with, whatever K was named."""
         return replace(heading, num_speculative_tokens=cell.num_speculative_tokens).key == cell.key
 
