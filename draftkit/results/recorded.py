@@ -108,7 +108,7 @@ def _round(line: str, place: str) -> RecordedRound:
         value = parse(line)
     except ValueError as error:
         raise FormatError(f"not a whole record of a round: {error}", where=place, expected=EXPECTED) from error
-    found, problems = read_record(RecordedRound, value, measured=True)
+    found, problems = read_record(RecordedRound, value, lenient=True)
     if found is None:
         raise FormatError("not the record of a round: " + "; ".join(problems), where=place, expected=EXPECTED)
     return found
