@@ -14,6 +14,7 @@ from draftkit.cli.options import (
     ReplaceFolderOption,
     RevisionOption,
     SourceArgument,
+    VerboseOption,
     draft_facts,
     models,
 )
@@ -74,6 +75,7 @@ def convert(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     force: ReplaceFolderOption = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft of any known format into the unified layout. With --to, into another."""
@@ -110,7 +112,12 @@ def convert(
         out = out or default_output(conversion)
         with counted_progress("convert", conversion.output_bytes, in_bytes=True) as on_bytes:
             conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
-    _report_conversion(conversion, None if dry_run else out, as_json)
+    if as_json:
+        from draftkit.report.terminal.conversion import conversion_json
+
+        print_json(conversion_json(conversion) | ({} if dry_run else {"out": str(out)}))
+    else:
+        _report_conversion(conversion, None if dry_run else out, verbose)
 
 
 def inspect(
@@ -121,12 +128,14 @@ def inspect(
     check: Annotated[
         bool, typer.Option("--check", help="Of a target: read the tensors of its multi-token prediction heads too.")
     ] = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint is, and its known defects. Format, tensors, every fact that is stated, assumed or missing;
-    of a target its multi-token prediction heads."""
+    """Say what a checkpoint is, and its known defects. Its facts, the most doubtful first, and tensors; of a target its
+    multi-token prediction heads; of what else draftkit writes, which command takes it."""
     from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
     from draftkit.report.terminal.conversion import (
+        after_inspecting,
         draft_json,
         findings_of_heads,
         heads_json,
@@ -135,7 +144,13 @@ def inspect(
         show_heads,
         show_reading,
     )
+    from draftkit.report.terminal.files import show_written, written_at
 
+    if (written := written_at(Path(source).expanduser())) is not None:
+        print_json(written.to_dict(source)) if as_json else show_written(console(), source, written)
+        if not as_json:
+            say_next(*written.next)
+        return
     if format is None and (target_and_heads := target_with_heads(source, revision=revision)):
         seen = findings_of_heads(*target_and_heads, read=check)
         if as_json:
@@ -145,11 +160,13 @@ def inspect(
         return
     found = describe_checkpoint(source, target=target, revision=revision, format=format)
     if isinstance(found, Reading):
-        print_json(reading_json(found)) if as_json else show_reading(console(), found)
+        print_json(reading_json(found)) if as_json else show_reading(console(), found, verbose=verbose)
         if found.plan.refusal is not None:
             raise found.plan.refusal
     else:
-        print_json(draft_json(found)) if as_json else show_draft(console(), found)
+        print_json(draft_json(found)) if as_json else show_draft(console(), found, verbose=verbose)
+    if not as_json:
+        say_next(*after_inspecting(found, source, target))
 
 
 def formats() -> None:
@@ -159,17 +176,15 @@ def formats() -> None:
     console().print(formats_table())
 
 
-def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:
+def _report_conversion(conversion: Conversion, out: Path | None, verbose: bool) -> None:
     """The plan, or, where there is an output, what was written and the next command."""
-    from draftkit.report.terminal.conversion import conversion_json, report_conversion, show_conversion
+    from draftkit.report.terminal.conversion import report_conversion, show_conversion
     from draftkit.runtime.drafters import refusal_to_run
 
-    if as_json:
-        print_json(conversion_json(conversion) | ({} if out is None else {"out": str(out)}))
-    elif out is None:
-        show_conversion(console(), conversion)
-    else:
-        report_conversion(console(), conversion, out)
-        if conversion.export is None and refusal_to_run(conversion.require_draft().spec) is None:
-            target = conversion.target.name if conversion.target else "TARGET"
-            say_next("eval", "--target", target, "--draft", out)
+    if out is None:
+        show_conversion(console(), conversion, verbose=verbose)
+        return
+    report_conversion(console(), conversion, out, verbose=verbose)
+    if conversion.export is None and refusal_to_run(conversion.require_draft().spec) is None:
+        target = conversion.target.name if conversion.target else "TARGET"
+        say_next("eval", "--target", target, "--draft", out)

@@ -123,6 +123,9 @@ LoraOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object on stdout and nothing else.")
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", rich_help_panel=OUTPUT, help="Show all of it, not only what matters most.")
+]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[
     str | None,

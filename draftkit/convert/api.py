@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
 from draftkit.convert.destinations import UNIFIED, Destination, GgufLayout, destination_named
-from draftkit.convert.detect import Format, detect, format_named
+from draftkit.convert.detect import Format, detect, family_of, format_named
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf import mtp_gguf
@@ -199,22 +199,28 @@ def describe_foreign(
             refuse_unread_weights(checkpoint)
         plan = recognized.plan(checkpoint, facts, target_facts)
     except DraftkitError as error:
-        refusal = error if recognized is None or format is None else _misnamed(error, recognized, checkpoint)
-        plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, refusal)
+        misnamed = recognized and format and _misnamed(recognized, checkpoint)
+        plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, misnamed or error)
+    else:
+        misnamed = _misnamed(recognized, checkpoint, of_other_family=True) if format and plan.spec is None else None
+        plan = planned_so_far(recognized.NAME, facts, misnamed) if misnamed else plan
     return Reading(checkpoint, target_facts, plan)
 
 
-def _misnamed(error: DraftkitError, named: Format, checkpoint: Checkpoint) -> DraftkitError:
-    """What to say of a checkpoint that cannot be read as the format that the user names: what it is, where another
-    format recognizes it and that one does not. The heads of a target are none of its own format."""
+def _misnamed(named: Format, checkpoint: Checkpoint, *, of_other_family: bool = False) -> DraftkitError | None:
+    """What to say of a checkpoint that cannot be read as the format that the user names: what it looks like, where
+    another format (`of_other_family`: one of another family) recognizes it and that one does not. The heads of a target
+    are none of its own format."""
     if named is mtp or named.recognize(checkpoint):
-        return error
+        return None
     try:
         found = detect(checkpoint)
     except DraftkitError:
-        return error
+        return None
+    if of_other_family and family_of(found) == family_of(named):
+        return None
     return FormatError(
-        f"this is a checkpoint of the format {found.NAME}, and cannot be read as {named.NAME}",
+        f"this looks like {found.TITLE}, the format {found.NAME}, and cannot be read as {named.NAME}",
         where=checkpoint.source.path,
         hint=f"leave out --from {named.NAME}",
     )

@@ -22,6 +22,7 @@ from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.engines.vllm.releases import PRESENT, first_with
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
+from draftkit.layout.families import family_names
 from draftkit.layout.mtp import head_kind
 from draftkit.layout.target import TargetFacts
 
@@ -68,6 +69,12 @@ def format_named(name: str) -> Format:
             hint="draftkit formats",
         )
     return known[name]
+
+
+def family_of(format: Format) -> str:
+    """The family whose name its file begins with."""
+    file = format.__name__.rpartition(".")[2]
+    return max((name for name in family_names() if file == name or file.startswith(f"{name}_")), key=len, default="")
 
 
 def detect(checkpoint: Checkpoint) -> Format:

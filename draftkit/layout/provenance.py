@@ -10,6 +10,15 @@ from draftkit.io.html import table_html
 
 OriginName = Literal["stated", "from tensors", "from target", "format default", "overridden"]
 DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
+ORIGINS: tuple[OriginName, ...] = ("format default", "from target", "from tensors", "overridden", "stated")
+# Facts that trainers have differently, that published files often leave out, and that no engine can miss by a crash:
+# a wrong one costs acceptance alone. The most doubtful first: trainers that ignore `rope_theta`, speculators' norm
+# before the residual, EAGLE-3.1's feedback, layer ids counted from 0 or from 1; then what block and other drafters
+# leave open.
+DOUBTED = (
+    "rope_theta", "norm_before_residual", "feedback", "aux_layer_ids", "last_state", "slots", "mask_token_id",
+    "mask_state", "causal_layers", "window_rule", "concatenation", "scale_input", "vocabulary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,20 @@ class FactOrigin:
     def assumed(self) -> bool:
         """Whether another file of the format could have said otherwise, and this one says nothing."""
         return self.origin == "format default" and self.note != DEFINITION
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it was assumed, and a wrong value would cost acceptance without a word from anybody."""
+        return self.name in DOUBTED and (self.assumed or self.origin == "from target")
+
+    @property
+    def certainty(self) -> tuple[int, int]:
+        """What to sort facts by: the most doubtful first, what the format is by definition last."""
+        if self.doubtful:
+            return 0, DOUBTED.index(self.name)
+        if self.assumed:
+            return 1, 0
+        return (len(ORIGINS) + 1 if self.note == DEFINITION else ORIGINS.index(self.origin) + 1), 0
 
 
 def facts_html(facts: Sequence[FactOrigin]) -> str:

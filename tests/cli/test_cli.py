@@ -17,11 +17,14 @@ import pytest
 import typer.main
 from conftest import Command
 from fixtures.checkpoints import pico
+from fixtures.eval_results import cell, write
 from fixtures.servers.hub_server import HubServer
 
+from draftkit import zoo
 from draftkit.cli import app
 from draftkit.convert.destinations import destinations
 from draftkit.convert.detect import all_formats
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.layout.folder import read_draft
 from draftkit.version import __version__
 
@@ -46,9 +49,11 @@ SURFACE = {
         "--allow-lossy",
         "--dry-run",
         "--force",
+        "--verbose",
+        "-v",
         "--json",
     ],
-    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--json"],
+    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--verbose", "-v", "--json"],
     "formats": [],
     "eval": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
@@ -363,27 +368,71 @@ def test_inspect_prints_pure_json(draftkit: Command, source: Path, target: Path,
 
 def test_convert_reports_what_it_assumed(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
     ran = draftkit("convert", source, tmp_path / "out", "--target", target)
-    assert "aux_layer_ids" in ran.out
-    assert "from target" in ran.out
+    assert ran.out.startswith(f"written: eagle3, 14 tensors, {tmp_path / 'out'} (unified); from ")
+    doubted = ["rope_theta", "norm_before_residual", "feedback", "aux_layer_ids"]
+    assert [line.split()[0] for line in ran.out.splitlines() if line.startswith("  ")] == doubted
     assert "hidden_act" not in ran.out  # the config states it
+    shown = draftkit("convert", source, "--target", target, "--dry-run", "-v").out
+    assert "from target" in shown
+    places = [shown.index(fact) for fact in (*doubted, "head_dim", "hidden_act", "token_entry")]
+    assert places == sorted(places)
     assert ran.err == f"next: draftkit eval --target {target} --draft {tmp_path / 'out'}\n"
 
 
 def test_inspect_shows_tensors_facts_and_dropped_keys(
     draftkit: Command, source: Path, target: Path, tmp_path: Path
 ) -> None:
-    seen = draftkit("inspect", source, "--target", target).out
-    for text in ("format eagle3", "midlayer.hidden_norm.weight", "[64, 192]", "hidden_act", "transformers_version"):
+    short = draftkit("inspect", source, "--target", target)
+    assert (
+        short.out.splitlines()[0] == f"{source}: EAGLE-3 (SafeAILab layout), sound: no known defects; 9 facts assumed"
+    )
+    assert "hidden_act" not in short.out
+    assert short.err == f"next: draftkit convert {source} OUT --target {target}\n"
+    seen = draftkit("inspect", source, "--target", target, "-v").out
+    for text in ("midlayer.hidden_norm.weight", "[64, 192]", "hidden_act", "transformers_version"):
         assert text in seen
     draftkit("convert", source, tmp_path / "out", "--target", target)
-    seen = draftkit("inspect", tmp_path / "out").out
-    for text in (
-        "unified draft, method eagle3",
-        "converted from source ",
-        "layers.0.hidden_norm.weight",
-        "aux_layer_ids",
-    ):
+    assert draftkit("inspect", tmp_path / "out").out.startswith(
+        f"{tmp_path / 'out'}: unified draft of the method eagle3"
+    )
+    seen = draftkit("inspect", tmp_path / "out", "-v").out
+    for text in ("converted from source ", "layers.0.hidden_norm.weight", "aux_layer_ids"):
         assert text in seen
+
+
+def test_inspect_says_what_an_incomplete_reading_lacks(draftkit: Command, source: Path) -> None:
+    ran = draftkit("inspect", source)
+    assert "not complete" in ran.out.splitlines()[0]
+    assert "missing: aux_layer_ids" in ran.out
+    assert ran.err == f"next: draftkit inspect {source} --target TARGET\n"
+
+
+@pytest.mark.parametrize(("named", "why"), [("medusa", "Medusa"), ("pard", "PARD"), ("lora", "LoRA")])
+def test_a_checkpoint_of_another_family_than_from_says_what_it_looks_like(
+    named: str, why: str, draftkit: Command, source: Path
+) -> None:
+    ran = draftkit("inspect", source, "--from", named)
+    assert (ran.code, why in ran.out.splitlines()[0]) == (1, True)
+    assert f"looks like EAGLE-3 (SafeAILab layout), the format eagle3, and cannot be read as {named}" in ran.err
+
+
+def test_inspect_says_what_else_draftkit_has_written(draftkit: Command, tmp_path: Path) -> None:
+    result, samples, run = tmp_path / "result.json", tmp_path / "samples.jsonl", tmp_path / "run"
+    write(result, cell("draft"))
+    write_samples(samples, [Sample.of("one", [1, 2, 3], [(1, 3)])], SamplesOrigin("zoo:target", "0"))
+    (run / "checkpoint-2").mkdir(parents=True)
+    (run / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 4}')
+    (run / "checkpoint-2" / "train.yaml").write_text("recipe: eagle3\ntarget: zoo:target\n")
+    for path, kind, taken in (
+        (result, "a measurement of ", "report"),
+        (samples, "training data for zoo:target: 1 sample, 3 tokens", "data check"),
+        (run, "a training run of eagle3 for zoo:target\n  step 2 of 4, 1 checkpoint", "report"),
+        (zoo.prompts_path(), "rows with question_id, category, turns", "data prepare"),
+    ):
+        ran = draftkit("inspect", path)
+        assert (ran.code, f"{path}: {kind}" in ran.out) == (0, True)
+        assert ran.err.startswith(f"next: draftkit {taken} {path}")
+        assert json.loads(draftkit("inspect", path, "--json").out)["source"] == str(path)
 
 
 def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path: Path) -> None:
@@ -420,7 +469,8 @@ def test_names_are_printed_as_they_are(draftkit: Command, tmp_path: Path, monkey
     pico.write_checkpoint(tmp_path / name, pico.eagle_config(), pico.eagle_tensors())
     monkeypatch.chdir(tmp_path)
     ran = draftkit("convert", name)
-    assert (ran.code, ran.out.splitlines()[0]) == (0, f"{name} (eagle) → {name}-draftkit (unified): eagle, 10 tensors")
+    written = f"written: eagle, 10 tensors, {name}-draftkit (unified); from {name} (eagle)"
+    assert (ran.code, ran.out.splitlines()[0]) == (0, written)
     assert name in draftkit("inspect", f"{name}-draftkit").out
 
 

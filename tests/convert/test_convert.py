@@ -462,8 +462,9 @@ def test_a_broken_map_is_described_and_mended_from_t2d(
     sound = tensors["d2t"].clone()
     MENDED[name](tensors)
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), tensors)
-    ran = draftkit("inspect", source, "--target", target)
+    ran = draftkit("inspect", source, "--target", target, "-v")
     assert ran.code == 0
+    assert ran.out.splitlines()[0].endswith("1 known defect; 9 facts assumed")
     assert all(
         text in ran.out for text in ("norm_before_residual", "midlayer.hidden_norm.weight", "--set d2t=from_t2d")
     )
@@ -506,18 +507,20 @@ def test_inspect_describes_what_it_can_read(draftkit: Command, target: Path, tmp
     tensors = pico.eagle3_tensors()
     del tensors["midlayer.mlp.up_proj.weight"]
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(layer_scale=3), tensors)
-    ran = draftkit("inspect", source, "--target", target)
+    ran = draftkit("inspect", source, "--target", target, "-v")
     assert ran.code == 1
-    assert all(text in ran.out for text in ("format eagle3", "hidden_size", "midlayer.hidden_norm.weight"))
+    assert ran.out.splitlines()[0].endswith("not convertible as it is; 9 facts assumed")
+    assert "format eagle3, " in draftkit("inspect", source, "--target", target).out
+    assert all(text in ran.out for text in ("hidden_size", "midlayer.hidden_norm.weight"))
     assert "layer_scale" in ran.err
     assert json.loads(draftkit("inspect", source, "--target", target, "--json").out)["format"] == "eagle3"
 
 
 def test_inspect_describes_what_no_format_recognizes(draftkit: Command, tmp_path: Path) -> None:
     source = pico.write_checkpoint(tmp_path, {"model_type": "odd", "width": 7}, {"odd.weight": torch.ones(7, 5)})
-    ran = draftkit("inspect", source)
+    ran = draftkit("inspect", source, "-v")
     assert ran.code == 1
-    assert all(text in ran.out for text in ("format unknown", "width", "odd.weight", "[7, 5]"))
+    assert all(text in ran.out for text in ("no draft of a known format", "width", "odd.weight", "[7, 5]"))
     assert "no known draft format has these 1 tensors" in ran.err
     described = json.loads(draftkit("inspect", source, "--json").out)
     assert (described["format"], described["config"]["width"]) == ("unknown", 7)
@@ -534,9 +537,9 @@ def test_inspect_describes_a_unified_draft_that_is_not_valid(spoilt: str, draftk
     else:
         del config["draftkit"]["spec"]["architecture"]["final_norm"]
         (out / "config.json").write_text(json.dumps(config))
-    ran = draftkit("inspect", out)
+    ran = draftkit("inspect", out, "-v")
     assert ran.code == 1
-    assert all(text in ran.out for text in ("format unified", "hidden_size", "fc.weight"))
+    assert all(text in ran.out for text in ("unified, not convertible", "hidden_size", "fc.weight"))
     assert {"tensors": "wrong shape: fc.weight", "spec": "final_norm: missing"}[spoilt] in ran.err
 
 

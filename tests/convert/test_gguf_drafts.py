@@ -237,7 +237,7 @@ def test_the_command_line_writes_shows_and_measures_one(draftkit: Command, tmp_p
     assert "--spec-type draft-eagle3 --spec-draft-n-max 3 --no-spec-draft-backend-sampling" in outcome.out
     assert draftkit(*command).code == 1  # it is there already
     assert draftkit(*command, "--force").code == 0
-    assert "stored as" in draftkit("inspect", out, "--target", "zoo:target").out
+    assert "stored as" in draftkit("inspect", out, "--target", "zoo:target", "-v").out
     assert "--to gguf" in draftkit("convert", "zoo:eagle3", tmp_path / "x", "--type", "f16").err
     assert "x.gguf" in draftkit("convert", "zoo:eagle3", tmp_path / "x", *command[3:]).err
     other = tmp_path / "other.gguf"

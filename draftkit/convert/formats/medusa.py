@@ -74,6 +74,8 @@ def recognize(checkpoint: Checkpoint) -> int:
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     heads = _read_heads(checkpoint, facts)
     blocks = [match.groups() for name in heads.tensors if (match := BLOCK.fullmatch(name))]
+    if not blocks:
+        raise FormatError("there is no block of a Medusa head", where=checkpoint.source.path, hint="leave out --from")
     num_heads = _counted(facts, checkpoint, "num_heads", {head for head, _ in blocks}, HEAD_COUNTS)
     num_layers = _counted(facts, checkpoint, "num_layers", {layer for _, layer in blocks}, LAYER_COUNTS)
     hidden, _ = checkpoint.matrix(next(handle.name for name, handle in heads.tensors.items() if BLOCK.fullmatch(name)))

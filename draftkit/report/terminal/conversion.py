@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.checks.evidence import Evidence, Stored
@@ -28,32 +28,37 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.report.format import severity
+from draftkit.report.terminal.screen import columns, labelled, named_table
 
 
-def show_conversion(console: Console, conversion: Conversion) -> None:
+def show_conversion(console: Console, conversion: Conversion, *, verbose: bool = False) -> None:
     """A planned conversion: the way into the layout, and the way out of it where the destination is another."""
-    if conversion.reading is not None:
-        show_reading(console, conversion.reading)
+    draft, reading = conversion.draft, conversion.reading
+    if draft is not None:
+        console.print(labelled("would be written", _written(draft, conversion.destination.name), "green"))
+    elif reading is not None:
+        console.print(_verdict(reading.checkpoint.source.name, _format_title(reading.plan.format), reading.plan, []))
+    _show_losses(console, conversion.losses)
+    if reading is not None:
+        _show_findings(console, findings_of_reading(reading))
+        _show_facts(console, reading.plan.facts, verbose=verbose)
+        _show_moves(console, reading)
+        _show_missing(console, reading.plan)
     if conversion.export is not None:
         console.print(_moves_table(conversion.export.moves, f"written as {conversion.destination.name}"))
-    _show_losses(console, conversion.losses)
 
 
-def report_conversion(console: Console, conversion: Conversion, out: Path) -> None:
+def report_conversion(console: Console, conversion: Conversion, out: Path, *, verbose: bool = False) -> None:
     """What was written, what had to be assumed, and how to serve it."""
     draft = conversion.require_draft()
     read_as = conversion.reading.plan.format if conversion.reading else "unified"
-    console.print(
-        f"{conversion.source.name} ({read_as}) → {out} ({conversion.destination.name}): {draft.spec.method}, "
-        f"{len(draft.tensors)} tensors"
-    )
-    assumed = [
-        fact for fact in draft.provenance.facts if fact.assumed or fact.origin not in ("stated", "format default")
-    ]
-    _show(console, facts_table(assumed, "facts that the config does not state"))
+    written = f"{_written(draft, conversion.destination.name, out)}; from {conversion.source.name} ({read_as})"
+    console.print(labelled("written", written, "green"), soft_wrap=True)
+    _show_losses(console, conversion.losses)
     if conversion.reading is not None:
         _show_findings(console, findings_of_reading(conversion.reading))
-    _show_losses(console, conversion.losses)
+    _show_facts(console, draft.provenance.facts, verbose=verbose)
     if conversion.export is None and (reason := refusal_by_vllm(draft.spec)):
         remedy = remedy_for_vllm(draft.spec)
         console.print(
@@ -73,59 +78,148 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
         console.print(note, soft_wrap=True)
 
 
-def show_reading(console: Console, reading: Reading) -> None:
-    """A foreign checkpoint: facts with their origins, tensors with their moves, what is dropped, missing or defect."""
+def show_reading(console: Console, reading: Reading, *, verbose: bool = False) -> None:
+    """A foreign checkpoint: whether it is sound, its defects and what is missing, its facts by doubt; with `verbose`
+    the tensors with their moves and what is dropped too."""
     plan, source = reading.plan, reading.checkpoint.source
-    method = plan.spec.method if plan.spec else "not known yet"
-    console.print(f"{source.name}: format {plan.format}, method {method}")
-    _show(console, facts_table(plan.facts))
-    if plan.format == UNKNOWN:
+    found = findings_of_reading(reading)
+    console.print(_verdict(source.name, _format_title(plan.format), plan, found))
+    _show_missing(console, plan)
+    _show_findings(console, found)
+    if plan.format == UNKNOWN and verbose:
         _show(console, _config_table(reading.checkpoint.config))
-    if plan.moves:
-        console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
+    _show_facts(console, plan.facts, verbose=verbose)
+    if verbose:
+        _show_moves(console, reading)
     else:
-        console.print(_tensors_table(reading.checkpoint.tensors))
-    if plan.dropped_keys:
-        dropped = Table("config key", "why it is not in the spec", title="dropped config keys")
-        for key, reason in sorted(plan.dropped_keys.items()):
-            dropped.add_row(key, reason)
-        console.print(dropped)
-    _show_findings(console, findings_of_reading(reading))
-    for fact, hint in plan.missing:
-        console.print(f"missing: {fact} ({hint})")
+        counts = [f"format {plan.format}", f"{len(plan.facts)} facts", f"{len(reading.checkpoint.tensors)} tensors"]
+        if plan.dropped_keys:
+            counts.append(f"{len(plan.dropped_keys)} dropped config keys")
+        console.print(f"{', '.join(counts)}: -v shows all")
 
 
-def show_draft(console: Console, draft: Draft) -> None:
-    """A unified draft: where it came from, its facts, tensors and defects."""
-    console.print(f"{draft.path}: unified draft, method {draft.spec.method}")
+def show_draft(console: Console, draft: Draft, *, verbose: bool = False) -> None:
+    """A unified draft: whether it is sound, where it came from, its defects and its facts by doubt; all facts and
+    tensors where it is `verbose`."""
+    found = findings_of_draft(draft)
+    facts = draft.provenance.facts
+    title = f"unified draft of the method {draft.spec.method}"
+    console.print(_verdict(str(draft.path), title, None, found, facts))
     console.print(f"converted from {draft.provenance.source} ({draft.provenance.format})")
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
         console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
     for note in method_note(draft.spec):
         console.print(note, soft_wrap=True)
-    _show(console, facts_table(draft.provenance.facts))
-    console.print(_tensors_table(draft.tensors))
-    _show_findings(console, findings_of_draft(draft))
     _show_losses(console, draft.provenance.losses)
+    _show_findings(console, found)
+    _show_facts(console, facts, verbose=verbose)
+    if verbose:
+        console.print(_tensors_table(draft.tensors))
+    else:
+        console.print(f"{len(facts)} facts, {len(draft.tensors)} tensors: -v shows all")
+
+
+def after_inspecting(found: Reading | Draft, source: str, target: str | None) -> tuple[object, ...]:
+    """The command that is likely wanted after `inspect`."""
+    if isinstance(found, Draft):
+        return "eval", "--target", target or found.provenance.target or "TARGET", "--draft", source
+    default = found.checkpoint.source.default_target
+    named = target or default or "TARGET"
+    if found.plan.spec is not None and found.plan.spec.architecture.own_model:
+        return "eval", "--target", "TARGET", "--draft", source
+    if found.plan.missing and target is None:
+        return "inspect", source, "--target", named
+    sets = [word for fact, _ in found.plan.missing for word in ("--set", f"{fact}=VALUE")]
+    return "convert", source, "OUT", "--target", named, *sets
+
+
+def _written(draft: Draft, layout: str, out: Path | None = None) -> str:
+    """What a conversion makes, and where."""
+    made = f"{draft.spec.method}, {len(draft.tensors)} tensors, "
+    return made + (f"{out} ({layout})" if out is not None else f"in the layout {layout}")
+
+
+def _format_title(name: str) -> str:
+    """What a format is, in words."""
+    known = {format.NAME: format.TITLE for format in all_formats()}
+    return known.get(name, "no draft of a known format" if name == UNKNOWN else name)
+
+
+def _verdict(
+    source: str,
+    title: str,
+    plan: Plan | None,
+    found: Sequence[Finding],
+    facts: Sequence[FactOrigin] = (),
+) -> Text:
+    """The first line: what a checkpoint is, and whether anything is wrong with it."""
+    facts = plan.facts if plan else facts
+    defects = sum(finding.severity in ("error", "warning") for finding in found)
+    assumed = sum(fact.assumed for fact in facts)
+    if plan is not None and plan.refusal is not None:
+        state = Text("not convertible as it is", "bold red")
+    elif defects:
+        state = Text(f"{defects} known defect{'s' if defects > 1 else ''}", "bold yellow")
+    elif plan is not None and plan.missing:
+        state = Text("not complete", "bold yellow").append(
+            ": it does not state all that a conversion needs", "not bold"
+        )
+    else:
+        state = Text("sound", "bold green").append(": no known defects", "not bold")
+    tail = f"; {assumed} fact{'s' if assumed != 1 else ''} assumed" if assumed else ""
+    return Text.assemble(f"{source}: {title}, ", state, tail)
+
+
+def _show_missing(console: Console, plan: Plan) -> None:
+    for fact, hint in plan.missing:
+        console.print(labelled("missing", f"{fact} ({hint})", "yellow"))
+
+
+def _show_facts(console: Console, facts: Sequence[FactOrigin], *, verbose: bool) -> None:
+    """Those that were assumed and would cost acceptance if wrong, or all if `verbose`; the most doubtful first."""
+    ordered = sorted(facts, key=lambda fact: fact.certainty)
+    doubtful = [fact for fact in ordered if fact.doubtful]
+    if verbose:
+        _show(console, facts_table(ordered, "facts, the most doubtful first"))
+    elif doubtful:
+        console.print("assumed; a wrong one costs acceptance (--set FACT=VALUE); most doubtful first:")
+        rows = columns()
+        for fact in doubtful:
+            rows.add_row("", Text(fact.name, "yellow"), fact.value, fact.note)
+        console.print(rows)
+
+
+def _show_moves(console: Console, reading: Reading) -> None:
+    """What becomes of each tensor, and which config keys go."""
+    plan = reading.plan
+    if plan.moves:
+        console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
+    else:
+        console.print(_tensors_table(reading.checkpoint.tensors))
+    if plan.dropped_keys:
+        dropped = named_table("config key", "why it is not in the spec", title="dropped config keys")
+        for key, reason in sorted(plan.dropped_keys.items()):
+            dropped.add_row(key, reason)
+        console.print(dropped)
 
 
 def facts_table(facts: Iterable[FactOrigin], title: str = "facts") -> Table:
-    table = Table("fact", "value", "origin", "note", title=title)
+    table = named_table("fact", "value", "origin", "note", title=title)
     for fact in facts:
         table.add_row(fact.name, fact.value, fact.origin, fact.note)
     return table
 
 
 def _config_table(config: Mapping[str, object]) -> Table:
-    table = Table("config key", "value", title="config")
+    table = named_table("config key", "value", title="config")
     for key, value in config.items():
-        table.add_row(escape(key), escape(excerpt(value)))
+        table.add_row(Text(key), Text(excerpt(value)))
     return table
 
 
 def formats_table() -> Table:
-    table = Table("format", "what it is", "written by", title="formats that convert reads and writes")
+    table = named_table("format", "what it is", "written by", title="formats that convert reads and writes")
     for format in all_formats():
         destination = destination_of(format)
         table.add_row(format.NAME, format.TITLE, f"--to {destination}" if destination else "")
@@ -180,7 +274,7 @@ def _show(console: Console, table: Table) -> None:
 
 
 def _tensors_table(tensors: Mapping[str, TensorHandle]) -> Table:
-    table = Table("tensor", "dtype", "shape", title=f"{len(tensors)} tensors")
+    table = named_table("tensor", "dtype", "shape", title=f"{len(tensors)} tensors")
     for handle in tensors.values():
         table.add_row(handle.name, handle.dtype, _shape(handle.shape))
     return table
@@ -195,7 +289,7 @@ def _missing(plan: Plan) -> list[dict[str, str]]:
 
 
 def _moves_table(moves: Sequence[Move], title: str) -> Table:
-    table = Table("tensor", "dtype", "shape", "becomes", title=title)
+    table = named_table("tensor", "dtype", "shape", "becomes", title=title)
     for move in moves:
         becomes = move.destination if move.destination is not None else f"dropped: {move.reason}"
         operation = "" if move.operation in ("copy", "drop") else f" ({move.operation})"
@@ -204,12 +298,15 @@ def _moves_table(moves: Sequence[Move], title: str) -> Table:
 
 
 def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
-    if not findings:
-        return
-    table = Table("severity", "defect", "finding", "what to do", "source", title="findings")
+    """Each in its severity's color: what is wrong, what mends it, and where it is documented."""
+    rows = columns()
     for finding in findings:
-        table.add_row(finding.severity, finding.name, finding.message, finding.fix, finding.source)
-    console.print(table)
+        named = f" [{'; '.join(text for text in (finding.name, finding.source) if text)}]"
+        rows.add_row(severity(finding.severity), finding.message + named)
+        for label, text in (("if ignored", finding.cost), ("mend", finding.fix)):
+            if text:
+                rows.add_row("", f"{label}: {text}")
+    _show(console, rows)
 
 
 def _show_losses(console: Console, losses: Sequence[str]) -> None:
@@ -241,16 +338,12 @@ def show_heads(
     )
     if heads.trunk and heads.tensors:
         console.print(f"compared with the target's own layer {heads.trunk.removesuffix('.')}")
-    table = Table("engine", "what it does with them", title="engines")
+    rows = columns()
     for engine, use in _uses(checkpoint, heads).items():
-        table.add_row(engine, use)
-    console.print(table)
-    if found:
-        table = Table("severity", "finding", "what it costs", "what to do", title="findings")
-        for finding in found:
-            table.add_row(finding.severity, finding.message, finding.cost, finding.fix)
-        console.print(table)
-    elif heads.tensors:
+        rows.add_row(f"{engine}:", use)
+    console.print(rows)
+    _show_findings(console, found)
+    if not found and heads.tensors:
         console.print("nothing is missing, nothing is stored otherwise than in the target's own layers")
     if heads.tensors and not read:
         told = "told from names, shapes and dtypes; to read the numbers too"

@@ -105,8 +105,9 @@ def recognize(checkpoint: Checkpoint) -> int:
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
-    assert checkpoint.adapter is not None
     path = checkpoint.source.path / ADAPTER_CONFIG
+    if checkpoint.adapter is None:
+        raise FormatError("there is no adapter", where=path, hint="leave out --from")
     settings = _read_settings(facts.beside(checkpoint.adapter.config, path), checkpoint.adapter.config, path)
     base = _base_model(checkpoint)
     changes = _read_changes(checkpoint)
