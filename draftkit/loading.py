@@ -29,8 +29,8 @@ from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.device_map import spreads_targets
-from draftkit.targets.pretrained import load_pretrained, read_config, read_model_config
-from draftkit.targets.target import end_token_ids, read_target_config
+from draftkit.targets.pretrained import read_config, read_model_config
+from draftkit.targets.target import Supported, end_token_ids, load_target, own_model, read_supported
 from draftkit.targets.tokens import TargetEmbeddings, load_embeddings
 from draftkit.version import __version__
 
@@ -79,13 +79,18 @@ class OpenedTarget:
         return self._read.get_text_config()
 
     @cached_property
-    def config(self) -> PretrainedConfig:
-        """The configuration with which draftkit's runtime loads it. Raises `TargetError` where it does not run it."""
+    def supported(self) -> Supported:
+        """How draftkit's runtime loads it, and what that takes. Raises `TargetError` where it does not run it."""
         if isinstance(self._read, UnsupportedTarget):
             raise self._read
-        config = read_target_config(self.config_folder, self._read)
-        require_equal_decoding(config)
-        return config
+        supported = read_supported(self.config_folder, self._read)
+        require_equal_decoding(supported.config)
+        return supported
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The configuration with which draftkit's runtime loads it. Raises as `supported`."""
+        return self.supported.config
 
     def own_config(self, *, whole: bool = True) -> PretrainedConfig:
         """The configuration with which transformers builds it in its own way; `whole` as of `read_model_config`.
@@ -134,8 +139,8 @@ class OpenedTarget:
 
     def load(self, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
         """The model, for draftkit's runtime. Raises `DraftkitError`."""
-        return load_pretrained(
-            self.folder, self.config, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets()
+        return load_target(
+            self.folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets(), known=self.supported
         )
 
     def load_embeddings(self, *, device: str, dtype: torch.dtype) -> TargetEmbeddings:
@@ -222,7 +227,8 @@ class OpenedDraft:
         """The draft in a temporary folder of a layout. Raises `DraftkitError`."""
         folder = self.stack.enter_context(temporary_folder()) / "draft"
         self.stack.enter_context(_named(folder, self.name))
-        return read_draft(self.plan(to).write(folder))
+        conversion = self.plan(to)
+        return read_draft(conversion.write(folder), conversion.config)
 
 
 @contextmanager
@@ -274,7 +280,7 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     Raises `TargetError` when draft and target do not fit, and for a causal language model that draftkit does not run.
     """
     if draft.spec.architecture.own_model:
-        require_equal_decoding(read_target_config(draft.path))
+        require_equal_decoding(draft.kept(own_model).config)
     family = family_of(draft)
     drafter: Drafter = family.load_drafter(draft, target, tokenizer)
     drafter.slot_bytes = family.slot_bytes(draft, target.dtype)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,15 @@ from draftkit.cli import main
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.data.tokenizer import load_tokenizer
+from draftkit.engines.vllm.settings import VllmSettings
+from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.io import jsonfile
 from draftkit.results.settings import Settings
 from draftkit.train.config import read_config
 from draftkit.train.run import check_run
 
 ASKED = Settings(prompts="zoo", limit=1, max_new_tokens=2, concurrency=1, device="cpu", dtype="float32")
+FAKE_VLLM = Path(__file__).parent / "fixtures/engines/fake_vllm"
 LOADERS = (AutoConfig, AutoTokenizer, GenerationConfig)
 
 
@@ -64,7 +68,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     replaced = {
         draftkit.hub.locate.locate: counted(lambda source: f"locate {source}", draftkit.hub.locate.locate),
-        jsonfile.read_object: counted(lambda path: f"read {path}", jsonfile.read_object),
+        jsonfile.read_text: counted(lambda path: f"read {path}", jsonfile.read_text),
     }
     for module in [module for name, module in sys.modules.items() if name.startswith("draftkit.")]:
         for name, value in list(vars(module).items()):
@@ -85,10 +89,24 @@ def repeated(counts: Counter[str]) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["zoo:eagle3", "ngram"])
+@pytest.mark.parametrize("draft", ["zoo:eagle3", "ngram", "zoo:draft-model"])
 def test_an_evaluation(opened: Counter[str], draft: str) -> None:
     evaluate_draft("zoo:target", draft, ASKED)
     assert opened["locate zoo:target"] == 1
+    assert repeated(opened) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["zoo:eagle3", "zoo:draft-model"])
+def test_an_evaluation_in_vllm(
+    opened: Counter[str], draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At two settings, for each of which vLLM starts anew."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM))
+    monkeypatch.setenv("FAKE_VLLM_JOURNAL", str(tmp_path / "journal"))
+    engine = VllmEngine(VllmSettings(python=sys.executable))
+    evaluate_draft("zoo:target", draft, replace(ASKED, repeats=0).sweep(k=(1, 2)), engines=[engine])
+    assert opened["locate zoo:target"] == opened[f"locate {draft}"] == 1
     assert repeated(opened) == {}
 
 
@@ -211,16 +229,50 @@ def test_a_branch_that_moves_meanwhile_changes_nothing(after: int, tmp_path: Pat
         prompts = tmp_path / "prompts.jsonl"
         prompts.write_text(json.dumps({"id": "one", "turns": ["a b c d"]}))
         options = ["--prompts", prompts, "--max-new-tokens", "8", "--set", "template=false", "--json"]
-        ran = subprocess.run(
-            [sys.executable, "-m", "draftkit", "eval", "--target", target, "--draft", "ngram", *options],
-            env=os.environ | {"HF_HUB_DISABLE_XET": "1"} | environment, check=False, capture_output=True, text=True,
-            timeout=300,
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stderr
-        return [cell["samples"] for cell in json.loads(ran.stdout)["cells"]]
+        out = command("eval", "--target", target, "--draft", "ngram", *options, **environment)
+        return [cell["samples"] for cell in json.loads(out)["cells"]]
 
     with Moving(begun, moved, after) as hub:
         found = measured("org/target", HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / "home"))
         assert len(hub.requests) > after
     assert found == measured(begun)
     assert found != measured(moved)
+
+
+def command(*arguments: object, **environment: str) -> str:
+    """What a command prints, in a process of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "draftkit", *map(str, arguments)],
+        env=os.environ | {"HF_HUB_DISABLE_XET": "1"} | environment, check=False, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["own", "vllm"])
+@pytest.mark.parametrize("task", ["eval", "data states"])
+def test_nothing_is_fetched_of_the_commit_to_which_a_branch_moves(task: str, program: str, tmp_path: Path) -> None:
+    """It moves after the request whose answer says which commit `main` is; vLLM is given the folder of that one."""
+    begun, moved = (pico.save_tokenizer(pico.save_llama(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    prompts, samples = tmp_path / "prompts.jsonl", tmp_path / "samples.jsonl"
+    prompts.write_text(json.dumps({"id": "one", "turns": ["a b c d"]}))
+    write_samples(samples, [sample("one")], SamplesOrigin("org/target", load_tokenizer(str(begun)).sha256))
+    vllm = ["--vllm-python", sys.executable] if program == "vllm" else []
+    if task == "eval":
+        settings = ["--max-new-tokens", 4, "--set", "template=false", "--set", "repeats=0"]
+        asked = ["eval", "--draft", "ngram", "--prompts", prompts, *settings]
+        vllm += ["--engine", "vllm"] if vllm else []
+    else:
+        asked = ["data", "states", samples, tmp_path / "states"]
+    with Moving(begun, moved, 4) as hub:
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(FAKE_VLLM)}
+        journal = tmp_path / "journal"
+        command(*asked, "--target", "org/target", *vllm, FAKE_VLLM_JOURNAL=str(journal), **environment)
+        assert len(hub.requests) > 4
+    (fetched,) = (tmp_path / "home").rglob("snapshots/*")
+    assert fetched.name == Commit(begun).sha
+    if vllm:
+        named = [entry["arguments"]["model"] for entry in map(json.loads, journal.open()) if "arguments" in entry]
+        assert set(named) == {str(fetched)}

@@ -55,9 +55,10 @@ def _settings(kind: str) -> Iterator[Setting]:
     from draftkit.io.settings import settings_of
 
     if kind == "eval":
+        from draftkit.evaluate.engines import further_settings
         from draftkit.evaluate.options import OPTIONS, known_settings
 
-        for one in known_settings():
+        for one in known_settings(*further_settings()):
             option = OPTIONS.get(one.name)
             yield one if option is None else replace(one, where=f"the option {option}")
     elif kind == "train":

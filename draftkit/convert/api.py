@@ -19,12 +19,13 @@ from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads
 from draftkit.convert.formats.mtp.put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.quantization import refuse_unread_weights
-from draftkit.convert.unified import OnBytes, unify
+from draftkit.convert.unified import OnBytes, config_of, unify
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
 from draftkit.io.html import said_html
+from draftkit.io.jsonfile import dump, object_in
 from draftkit.io.records import read_record
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance, facts_html
@@ -80,6 +81,12 @@ class Conversion:
             self.reading.plan.require_spec(self.source.path)
         assert self.draft is not None
         return self.draft
+
+    @property
+    def config(self) -> dict[str, object]:
+        """What the `config.json` of the unified folder says that is written. Raises as `require_draft`."""
+        draft = self.require_draft()
+        return object_in(dump(config_of(draft.spec, draft.provenance)).encode(), self.source.path)
 
     def check_finite(self) -> None:
         """Read every tensor. Raises `FormatError` that names those with NaN or inf."""
@@ -299,7 +306,7 @@ def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Pat
         raise DraftkitError("heads are put into a GGUF file of its own", expected=expected)
     check_finite(heads.tensors, heads.path)
     file = GgufLayout()
-    outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), file.name)
+    outgoing = Outgoing(heads, gguf_target_facts(target), file.name)
     file.write(out, outgoing, mtp_gguf.export_into(outgoing), force=False, on_bytes=None)
     return out, [out.name]
 
@@ -428,5 +435,5 @@ def target_facts(located: Located) -> TargetFacts:
     """The facts of a target that is on this machine. Raises `DraftkitError`."""
     require_whole_model(located.path)
     if located.path.is_file():
-        return gguf_target_facts(located.path, located.name)
+        return gguf_target_facts(located)
     return read_target_facts(located.path, located.name, located.revision, located.config)

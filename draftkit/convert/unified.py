@@ -71,17 +71,22 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, dig
 
 
 def _input_files(checkpoint: Checkpoint, digest: bool) -> tuple[InputFile, ...]:
-    origins = {handle.origin for handle in checkpoint.tensors.values()}
-    configs = [checkpoint.source.path / name for name in ("config.json", ADAPTER_CONFIG)]
-    paths = [*configs, *sorted(origins)]
-    return tuple(_input_file(path, digest) for path in paths if path.is_file())
+    source, origins = checkpoint.source, {handle.origin for handle in checkpoint.tensors.values()}
+    config = source.path / "config.json"
+    paths = [path for path in (config, source.path / ADAPTER_CONFIG, *sorted(origins)) if path.is_file()]
+    return tuple(_input_file(path, digest, source.config_text if path == config else None) for path in paths)
 
 
-def _input_file(path: Path, digest: bool) -> InputFile:
-    """A file with its digest, where that is wanted or cheap. Raises `FormatError` when the Hub has another one."""
+def _input_file(path: Path, digest: bool, text: bytes | None) -> InputFile:
+    """A file with its digest, where that is wanted or cheap; `text` is what it holds, where that has been read.
+
+    Raises `FormatError` when the Hub has another one.
+    """
     size = path.stat().st_size
     hub_sha256, sha256 = _hub_sha256(path), None
-    if digest or size <= SMALL_FILE:
+    if text is not None:
+        sha256 = hashlib.sha256(text).hexdigest()
+    elif digest or size <= SMALL_FILE:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 is not None and hub_sha256 not in (None, sha256):

@@ -21,10 +21,10 @@ from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.targets.device_map import room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
-from draftkit.targets.footprint import Footprint, footprint
+from draftkit.targets.footprint import Footprint
 from draftkit.targets.pretrained import empty_model, stays_quantized
 from draftkit.targets.rope import Positions
-from draftkit.targets.target import read_target_config
+from draftkit.targets.target import own_model
 
 
 def plan_evaluation(
@@ -72,7 +72,7 @@ def plan_memory(
     config = target.config
     text = config.get_text_config()
     capacity = longest + k + 1
-    own = footprint(config)
+    own = target.supported.footprint
     fixed = {"target weights": weight_bytes(target.folder, config, own, dtype)}
     for source, draft in drafts.items():
         if draft.tensors:
@@ -107,5 +107,5 @@ def _kept_twice(config: PretrainedConfig, drafts: Iterable[Draft], dtype: torch.
     count = 0 if stays_quantized(config) else kept_twice(empty_model(config, dtype), dtype)
     for draft in drafts:
         if draft.tensors and draft.spec.architecture.own_model:
-            count += kept_twice(empty_model(read_target_config(draft.path), dtype), dtype)
+            count += kept_twice(empty_model(draft.kept(own_model).config, dtype), dtype)
     return count

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -27,7 +26,6 @@ from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import EXPERTS, Cost, chosen_share, read_cost
 from draftkit.targets.devices import device_named, dtype_named
-from draftkit.targets.footprint import footprint
 
 # Kernels of a captured round at temperature 0, as benchmarks/launches.md counts them for Llama and Qwen3: of a decoder
 # layer; of the target beside its layers, with the verdict; of a pass of a draft beside its layers; of drafting at all.
@@ -221,7 +219,7 @@ def plan_time(
 ) -> dict[str, list[PlannedRound]]:
     """Rounds of each of `drafts` with the model `target`, in all of these combinations."""
     config = target.config
-    scoring = _of_target(target.folder, config, dtype)
+    scoring = _of_target(target, dtype)
     return {
         source: [
             _planned(RoundCost(scoring, drafting, k, draft.spec.architecture.passes(k)), device, batch, context)
@@ -247,11 +245,11 @@ def _planned(drafted: RoundCost, device: Device, batch: int, context: int) -> Pl
     )
 
 
-def _of_target(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> Forward:
+def _of_target(target: OpenedTarget, dtype: torch.dtype) -> Forward:
     """Its weights as wide as they lie in memory."""
-    own = footprint(config)
-    width = weight_bytes(folder, config, own, dtype) / own.parameters
-    return _forward(read_cost(folder), width, own.cached * dtype.itemsize, PER_ROUND)
+    config, own = target.supported
+    width = weight_bytes(target.folder, config, own, dtype) / own.parameters
+    return _forward(read_cost(target.folder), width, own.cached * dtype.itemsize, PER_ROUND)
 
 
 def _of_drafts(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ def folder_of_gguf(file: Path) -> Path:
     model that transformers does not read from GGUF, or not all of.
     """
     file = file.resolve()
-    state = file.stat()
-    return _folder_of(file, state.st_mtime_ns, state.st_size)
-
-
-@cache
-def _folder_of(file: Path, changed: int, size: int) -> Path:
     header = read_header(file)
     folder = _folders.enter_context(temporary_folder()) / file.stem
     folder.mkdir()

@@ -22,7 +22,7 @@ from draftkit.errors import SourceError, command
 from draftkit.hub.gguf import folder_of_gguf
 from draftkit.hub.local_paths import looks_like_path
 from draftkit.io.atomic import restore
-from draftkit.io.jsonfile import read_object
+from draftkit.io.jsonfile import object_in, read_text
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
 
@@ -64,15 +64,20 @@ class Located:
         """What another process calls it, to find the same: its name, with the commit where it is of the Hub."""
         return self.name if self.repo is None else f"{self.repo}@{self.revision}"
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The folder, or the one that stands for a GGUF file as that of a model which transformers reads."""
         return folder_of_gguf(self.path) if self.path.is_file() else self.path
 
     @cached_property
+    def config_text(self) -> bytes:
+        """The text of `config.json`, read once. Raises `SourceError`/`FormatError`."""
+        return read_text(self.folder / "config.json")
+
+    @cached_property
     def config(self) -> dict[str, object]:
-        """What `config.json` says, read once; nobody changes it. Raises `SourceError`/`FormatError`."""
-        return read_object(self.folder / "config.json")
+        """What `config.json` says; nobody changes it. Raises `SourceError`/`FormatError`."""
+        return object_in(self.config_text, self.folder / "config.json")
 
     @property
     def is_unified(self) -> bool:

@@ -19,23 +19,29 @@ DEEPER = 10  # what a draft's config may add to those of the config that it hold
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file, of which every value can be written again.
+    """The JSON object in a file, of which every value can be written again. Raises as `read_text` and `object_in`."""
+    return object_in(read_text(path), path)
 
-    Raises `SourceError` when it is missing, `FormatError` when it is not an object.
-    """
+
+def read_text(path: Path) -> bytes:
+    """The text of a small file. Raises `SourceError` when it is missing, `FormatError` when it is not small."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
             raise SourceError(f"{path.name} is not a file", where=path)
         if status.st_size > MAX_BYTES:
             raise FormatError(f"{path.name} has {status.st_size:,} bytes", where=path, expected="a small JSON file")
-        text = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise SourceError(
             f"{path.name} is missing", where=path, hint="pass the folder that holds config.json and the weights"
         ) from None
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
+
+
+def object_in(text: bytes, path: Path) -> dict[str, object]:
+    """The JSON object of a file's text, as `read_object`. Raises `FormatError` when it is none."""
     value = decoded(text, path.name, path, parse)
     if not isinstance(value, dict):
         raise FormatError(f"{path.name} holds {type(value).__name__}, not an object", where=path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from draftkit.errors import LayoutError, SourceError, command
 from draftkit.io.atomic import restore
@@ -17,6 +18,8 @@ from draftkit.layout.provenance import Provenance, facts_html
 from draftkit.layout.quantization import MODELOPT_FILE, modules_with_scales, name_of_format
 from draftkit.layout.schema import Shape
 from draftkit.layout.spec import DraftSpec
+
+Read = TypeVar("Read")
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -44,6 +47,14 @@ class Draft:
     provenance: Provenance
     tensors: dict[str, TensorHandle]
     files: tuple[Path, ...] = ()
+    _kept: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def kept(self, read: Callable[[Draft], Read]) -> Read:
+        """What `read` makes of the draft: read when it is first asked for, and kept with it."""
+        if read not in self._kept:
+            self._kept[read] = read(self)
+        found: Read = self._kept[read]
+        return found
 
     def _repr_html_(self) -> str:
         """The draft as a notebook shows it."""

@@ -17,7 +17,7 @@ from draftkit.layout.folder import Draft
 from draftkit.models.weights import check_mask_token, fill, load_weights
 from draftkit.targets.attention import KeyValues
 from draftkit.targets.states import FINAL, AuxLayers
-from draftkit.targets.target import Target, load_target
+from draftkit.targets.target import Target, load_target, own_model
 
 
 class Pard2Model:
@@ -50,7 +50,9 @@ def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> 
     """A causal language model, of PARD-2 without its projection; its logits are those of the spec's `head_ids`."""
     spec = draft.spec.architecture.expect(CausalLMSpec)
     check_mask_token(draft)
-    model = load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention)
+    model = load_target(
+        draft.path, device=str(target.device), dtype=target.dtype, attention=attention, known=draft.kept(own_model)
+    )
     _rotate(model, spec.config)
     if spec.head_ids is not None:
         _keep_rows(model, torch.tensor(spec.head_ids, device=target.device))

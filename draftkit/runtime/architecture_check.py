@@ -79,20 +79,15 @@ def require_equal_decoding(config: PretrainedConfig) -> None:
 
 
 def decoding_of(config: PretrainedConfig) -> Decoding:
-    """The answer for a configuration, from memory, from its file, or by trying it."""
+    """The answer for a configuration, from its file or by trying it."""
     with _undisturbed():
         try:
             tiny = tiny_config(config)
             key = _key(config, tiny)
         except Exception as error:  # of a configuration's class, which may be code that comes with the model
             return Decoding("not checked", f"no tiny configuration, {_line(error)}")
-        if key not in _ANSWERS:
-            file = _folder() / f"{key}.json"
-            _ANSWERS[key] = _read(file) or _written(file, compare(tiny))
-        return _ANSWERS[key]
-
-
-_ANSWERS: dict[str, Decoding] = {}  # by key
+        file = _folder() / f"{key}.json"
+        return _read(file) or _written(file, compare(tiny))
 
 
 def compare(tiny: PretrainedConfig) -> Decoding:

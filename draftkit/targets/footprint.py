@@ -54,16 +54,6 @@ def footprint(config: PretrainedConfig) -> Footprint:
 
     Raises `UnsupportedTarget` for a model that cannot be run so, or whose layers look back as draftkit does not know.
     """
-    key = type(config), config.to_json_string(use_diff=False)
-    if key not in _FOUND:
-        _FOUND[key] = _footprint(config)
-    return _FOUND[key]
-
-
-_FOUND: dict[tuple[type[PretrainedConfig], str], Footprint] = {}  # by configuration
-
-
-def _footprint(config: PretrainedConfig) -> Footprint:
     model = empty_model(config, PROBED, RECORDING)
     for part in model.modules():  # which look for padding in the tokens
         if isinstance(part, PreTrainedModel):

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError, UnsupportedTarget
+from draftkit.layout.folder import Draft
 from draftkit.targets.attention import (
     SUPPORTED,
     KeyValues,
@@ -40,6 +41,7 @@ from draftkit.targets.rope import Positions, give_rows_their_rope, sequences_of
 from draftkit.targets.states import AuxLayers, TappedModel
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *NOTHING_KEPT}
+FOOTPRINT = "_footprint_of_draftkit"  # the attribute of a model
 ALONE = "indexed_attention"  # not beside layers with states, whose cache keeps nothing for an indexer
 
 
@@ -73,9 +75,9 @@ class Target(TappedModel):
         """What is kept of a sequence with room for `capacity` positions, of which a round may take back `k`."""
         return self._footprint.slot_bytes(self.dtype, capacity, k)
 
-    @cached_property
+    @property
     def _footprint(self) -> Footprint:
-        return footprint(self.model.config)
+        return footprint_of(self.model)
 
     @property
     def resumes(self) -> bool:
@@ -187,8 +189,23 @@ def _end_ids(generation: GenerationConfig | None, stated: object) -> frozenset[i
     return frozenset(token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int))
 
 
-def read_target_config(folder: Path, config: PretrainedConfig | None = None) -> PretrainedConfig:
-    """The configuration of a target; `config` is the same as transformers has read it, where it has.
+class Supported(NamedTuple):
+    """The configuration of a model that draftkit's runtime runs, and what it will take of memory."""
+
+    config: PretrainedConfig
+    footprint: Footprint
+
+
+def footprint_of(model: PreTrainedModel) -> Footprint:
+    """What a model takes of memory: found once, and kept with the model."""
+    if FOOTPRINT not in vars(model):
+        setattr(model, FOOTPRINT, footprint(model.config))
+    found: Footprint = getattr(model, FOOTPRINT)
+    return found
+
+
+def read_supported(folder: Path, config: PretrainedConfig | None = None) -> Supported:
+    """The configuration of a model in a folder; `config` is the same as transformers has read it, where it has.
 
     Raises `TargetError` for one that cannot be read or is not supported.
     """
@@ -199,16 +216,29 @@ def read_target_config(folder: Path, config: PretrainedConfig | None = None) -> 
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
     check_class(found, config)
     settle_quantization(config, folder)
-    footprint(config)  # or its refusal
-    return config
+    return Supported(config, footprint(config))
+
+
+def own_model(draft: Draft) -> Supported:
+    """What `read_supported` says of a draft that is a model of its own, for `Draft.kept`. Raises `TargetError`."""
+    return read_supported(draft.path)
 
 
 def load_target(
-    folder: Path, *, device: str, dtype: torch.dtype, attention: str, spread: bool = False
+    folder: Path,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    attention: str,
+    spread: bool = False,
+    known: Supported | None = None,
 ) -> PreTrainedModel:
     """Load a causal LM for inference with the named attention function; `device` and `spread` as in `load_pretrained`.
+    `known`: what `read_supported` says of the folder, where that has been read.
 
     Raises `TargetError` for unsupported architectures, and as `load_pretrained`.
     """
-    config = read_target_config(folder)
-    return load_pretrained(folder, config, device=device, dtype=dtype, attention=attention, spread=spread)
+    config, kept = known or read_supported(folder)
+    model = load_pretrained(folder, deepcopy(config), device=device, dtype=dtype, attention=attention, spread=spread)
+    setattr(model, FOOTPRINT, kept)
+    return model

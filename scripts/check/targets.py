@@ -53,7 +53,7 @@ from draftkit.runtime.records import Generation
 from draftkit.targets.pretrained import auto_class
 from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers
-from draftkit.targets.target import Target, load_target, read_target_config
+from draftkit.targets.target import Target, load_target, read_supported
 from draftkit.targets.tiny import TEXT, draw_weights, tiny_config
 
 K = 3
@@ -219,7 +219,7 @@ def decoded(model_type: str) -> Finding:
 def _refusal(folder: Path) -> str | None:
     """What draftkit has against a model of which it knows the configuration alone; its other errors come out later."""
     try:
-        read_target_config(folder)
+        read_supported(folder)
     except DraftkitError as error:
         return _line(error)
     except Exception:

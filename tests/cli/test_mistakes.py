@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_a_mistake_is_named(
     def loads(*_: object, **__: object) -> None:
         raise AssertionError("the target's weights were loaded")
 
-    monkeypatch.setattr("draftkit.loading.load_pretrained", loads)
+    monkeypatch.setattr("draftkit.loading.load_target", loads)
     out = tmp_path / "out"
     done = draftkit(*(str(out) if argument == "OUT" else argument for argument in arguments))
     assert done.code == 1
@@ -208,6 +209,8 @@ def test_an_engine_and_its_settings_are_found_by_its_file(
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
     done = draftkit(*EVAL, "--engine", "toy-9.b", "--set", "color=blue")
     assert (done.code, done.err) == (1, "error: it is blue\n")
+    listed = json.loads(draftkit("settings", "eval", "color", "--json").out)["settings"]
+    assert [(one["name"], one["help"]) for one in listed] == [("color", "Its color.")]
     sys.modules.pop(f"{engines.__name__}.toy_9_b")
 
 

@@ -20,7 +20,7 @@ from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft, open_target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
-from draftkit.targets.target import Target, load_target, read_target_config
+from draftkit.targets.target import Target, load_target, read_supported
 from draftkit.targets.tokens import load_embeddings
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5], [40, 41, 42, 43])
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded_is_refused_from_the_configuration(
     pico.llama_config().save_pretrained(tmp_path)
     state(tmp_path, **stated)
     with pytest.raises(UnsupportedTarget, match=problem) as refusal:
-        read_target_config(tmp_path)
+        read_supported(tmp_path)
     assert "--engine vllm" in str(refusal.value)
 
 
@@ -192,7 +192,7 @@ def test_a_kind_that_is_stated_beside_the_configuration_is_refused(tmp_path: Pat
     pico.llama_config().save_pretrained(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     with pytest.raises(UnsupportedTarget, match=r"quantized \(modelopt NVFP4\)"):
-        read_target_config(tmp_path)
+        read_supported(tmp_path)
 
 
 def test_scales_that_nothing_tells_of_are_refused(tmp_path: Path) -> None:

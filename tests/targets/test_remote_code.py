@@ -13,7 +13,6 @@ from conftest import Command
 from transformers import dynamic_module_utils
 
 import draftkit as package
-from draftkit.runtime import architecture_check
 from draftkit.runtime.architecture_check import Decoding, decoding_of
 from draftkit.targets.pretrained import read_config, trust_remote_code
 
@@ -116,15 +115,15 @@ def test_no_code_of_a_model_runs(draftkit: Command, modules: Path, own_model: Pa
 
 
 def test_a_class_that_comes_with_a_model_is_held_against_generate(
-    modules: Path, own_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, modules: Path, own_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for each text of its code."""
-    monkeypatch.setattr(architecture_check, "_ANSWERS", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with trust_remote_code():
         assert decoding_of(read_config(own_model)) == Decoding("equal")
         (own_model / "own.py").write_text(MODEL_CODE + "    # changed\n")
         assert decoding_of(read_config(own_model)) == Decoding("equal")
-    assert len(architecture_check._ANSWERS) == 2
+    assert len(list((tmp_path / "draftkit" / "architectures").iterdir())) == 2
 
 
 def test_candidates_run_no_code(draftkit: Command, modules: Path, own_model: Path, running_target: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from draftkit.errors import SettingError
 from draftkit.layout.families import class_in
 
+OWN = "own"  # the file of draftkit's own engine, of which nothing is set beside the measurement itself
+
 if TYPE_CHECKING:
     from draftkit.evaluate.engine import BaseEngine
 
@@ -18,14 +20,36 @@ def engine_class(name: str) -> type[BaseEngine]:
 
     Its file is called like it (`llama_cpp.py`): where it is, no other file is imported.
     """
-    from draftkit.evaluate.engine import BaseEngine
-
-    files = [module.name for module in pkgutil.iter_modules(__path__)]
-    likely = name.replace(".", "_").replace("-", "_")
+    files = _files()
+    likely = _file_of(name)
     names = []
     for file in [likely] if likely in files else files:
-        cls: type[BaseEngine] = class_in(f"{__name__}.{file}", BaseEngine)
+        cls = _class_of(file)
         if cls.name == name:
             return cls
         names.append(cls.name)
     raise SettingError(f"there is no engine {name}", "engine", expected=", ".join(sorted(names)))
+
+
+def further_settings() -> list[type]:
+    """The dataclasses of what can be set of engines beside those that `options` knows; these are not imported for it,
+    as most need torch."""
+    from draftkit.evaluate.options import ENGINE_SETTINGS
+
+    known = {OWN, *(_file_of(settings.engine) for settings in ENGINE_SETTINGS)}
+    kinds = [_class_of(file).settings_type for file in _files() if file not in known]
+    return [kind for kind in kinds if kind is not None]
+
+
+def _files() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__)]
+
+
+def _file_of(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_")
+
+
+def _class_of(file: str) -> type[BaseEngine]:
+    from draftkit.evaluate.engine import BaseEngine
+
+    return class_in(f"{__name__}.{file}", BaseEngine)

@@ -28,9 +28,8 @@ from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
 from draftkit.runtime.prefill import prefill_forwards
 from draftkit.targets.chat import load_tokenizer
-from draftkit.targets.footprint import footprint
 from draftkit.targets.states import AuxLayers
-from draftkit.targets.target import Target, read_target_config
+from draftkit.targets.target import Target, own_model
 from draftkit.targets.tokens import TOKENIZERS, same_vocabulary, token_names
 
 
@@ -225,7 +224,7 @@ def _shared_vocabulary(
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
     """The model's keys, values and states are kept."""
-    return partial(footprint(read_target_config(draft.path)).slot_bytes, dtype)
+    return partial(draft.kept(own_model).footprint.slot_bytes, dtype)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from draftkit.convert.formats.gguf.layers import (
 )
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import LayoutError
-from draftkit.hub.gguf import folder_of_gguf
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.decoder import Decoder, decoder_of_config, layer_keys, rope_keys
 from draftkit.layout.families.causal_lm import CausalLMSpec
@@ -63,7 +62,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         note = f"{target.name} has {target.vocab_size}: the draft proposes the tokens that both tokenizers share"
         facts.record("vocabulary", "another", "from target", note)
     stored = dtype or common_dtype(checkpoint)
-    folder = folder_of_gguf(checkpoint.source.path)
+    folder = checkpoint.source.folder
     config = _original(checkpoint, decoder)
     facts.record("config", kind, "stated", "made from the keys" if config is None else "the keys agree with draftkit's")
     if config is None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from draftkit.convert.formats.gguf.layers import LAYER_MODULES
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError
-from draftkit.hub.gguf import folder_of_gguf
+from draftkit.hub.locate import Located
 from draftkit.io.gguf_file import ARCHITECTURE, TOKENS, read_header
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.mtp import COPIES, HeadParts
@@ -225,11 +224,12 @@ def _latents(handle: TensorHandle, block: str, heads: int, latent_keys: int) -> 
     ]
 
 
-def gguf_target_facts(file: Path, name: str) -> TargetFacts:
+def gguf_target_facts(located: Located) -> TargetFacts:
     """What transformers reads of it. Of types that it does not read from GGUF, and with whose heads llama.cpp drafts:
     the sizes by the file's own keys, and a config of its type alone. Raises as `folder_of_gguf`."""
+    file = located.path
     try:
-        return replace(read_target_facts(folder_of_gguf(file), name, None), path=file)
+        return replace(read_target_facts(located.folder, located.name, None, located.config), path=file)
     except FormatError:
         header = read_header(file)
         own = str(header.value(ARCHITECTURE, str))
@@ -240,7 +240,7 @@ def gguf_target_facts(file: Path, name: str) -> TargetFacts:
             raise
     return TargetFacts(
         path=file,
-        name=name,
+        name=located.name,
         revision=None,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
