@@ -159,6 +159,14 @@ def test_make_names_the_files_that_the_interpreter_runs() -> None:
     assert named == marked
 
 
+def test_contributing_has_the_rooms_in_their_order() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    table = text.partition("| room | its job |")[2].partition("\n\n")[0]
+    columns = [line.split("|")[1] for line in table.splitlines() if line]
+    named = [name for column in columns for name in re.findall(r"`(\w+)(?:\.py|/)`", column)]
+    assert tuple(named) == ROOMS
+
+
 def test_contributing_names_files_that_there_are() -> None:
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
     named = [word for word in re.findall(r"`([\w./-]+/[\w./-]*)`", text) if not re.search("[A-Z]{3}", word)]
