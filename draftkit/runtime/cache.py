@@ -19,7 +19,7 @@ from torch import Tensor
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
-from draftkit.runtime.slot_rows import SlotRows
+from draftkit.runtime.slot_rows import Branches, SlotRows
 from draftkit.targets.attention import Latents
 from draftkit.targets.recurrent import StateKey
 
@@ -56,6 +56,18 @@ class SlotCache:
             key, value = (pool[:, :, :length].index_select(0, slots.clamp(min=0)) for pool in pools)
             write(*self.pools(layer, key, value), key, value, rows)
 
+    def keep_path(self, slots: Tensor, first: Tensor, path: Tensor) -> None:
+        """Of a tree whose rows lie from entry `first` int64 [B] on, keep those of `path` int64 [B, T], ascending, −1
+        after the last: they become the entries from `first` on. Keys are rotated for that place already."""
+        index = torch.arange(path.shape[1], device=path.device).expand_as(path)
+        source = (first[:, None] + torch.where(path >= 0, path, index)).clamp(max=self.capacity - 1)
+        rows = SlotRows(slots, (first[:, None] + index).clamp(max=self.capacity - 1))
+        slot = slots.clamp(min=0)[:, None]
+        for keys, values in self.layers.values():
+            at = slot.to(keys.device), source.to(keys.device)
+            key, value = keys.transpose(1, 2)[at].transpose(1, 2), values.transpose(1, 2)[at].transpose(1, 2)
+            write(keys, values, key, value, rows.on(keys.device))
+
     def _pool(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: masked entries still take part in a product with weight zero, and 0 · NaN is NaN.
         _, heads, _, width = like.shape
@@ -69,6 +81,13 @@ class SlotCache:
         """
         left_over = [] if uses_triton(slots) else self.left_over(slots.tolist(), positions.tolist())
         return CacheRows(self, SlotRows(slots, positions, prompt=prompt), min(length, self.capacity), left_over)
+
+    def rows_of_tree(self, slots: Tensor, branches: Branches, length: int) -> CacheRows:
+        """The rows of one forward over a tree, or over one level of it; `length` as in `rows`, of entries."""
+        entries = branches.entries
+        left_over = [] if uses_triton(slots) else self.left_over(slots.tolist(), entries.tolist())
+        rows = SlotRows(slots, entries, branches=branches)
+        return CacheRows(self, rows, min(length, self.capacity), left_over)
 
     def left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
         """Slots and entries, beyond the rows there, which earlier rows have written and these will clear."""

@@ -29,7 +29,7 @@ from draftkit.requests import (
 )
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Drafter, NewSequence
+from draftkit.runtime.drafters.protocol import Drafter, Expands, NewSequence
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packed_linear import pack
@@ -38,6 +38,8 @@ from draftkit.runtime.memory import require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
+from draftkit.runtime.tree_kinds import DraftTree
+from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 
@@ -60,6 +62,14 @@ def check_draft_tokens(k: int, most: int | None, where: str | None = None) -> No
         raise DraftkitError(f"K = {k} draft tokens a round", where=where, expected=f"1 to {most}, {why}")
 
 
+def check_drafts_trees(target: Target, drafter: Drafter) -> None:
+    """Raise `DraftkitError` where a target does not score trees, or a drafter does not draft them."""
+    if target.without_trees is not None:
+        raise DraftkitError(f"the target scores no tree: {target.without_trees}", hint="leave out --tree, for a chain")
+    if not isinstance(drafter, Expands):
+        raise DraftkitError("draftkit drafts no tree with a draft of this kind", hint="leave out --tree, for a chain")
+
+
 class Engine:
     """Generates for many requests at once, with a drafter or without.
 
@@ -70,6 +80,8 @@ class Engine:
       decoding at any temperature; `synthetic` accepts at given rates, for performance work.
     - `draft_sampling`: how drafts are drawn; `synthetic`: the rates of that mode.
     - `k_by_batch`: largest batch → K, for batches that should draft less; beyond the largest nothing is drafted.
+    - `tree`: what is drafted instead of a chain; its depth is `num_speculative_tokens`. Whatever the verification, the
+      output is that of `coupled`, and drafts are chosen, not drawn.
     - `tokenizer`: takes prompts as text and gives generations theirs.
     - `eager`: launch every kernel from the host on a GPU too, instead of replaying rounds from CUDA graphs.
     - `estimates`: keep what the draft says of each of its tokens (`Round`), which costs a softmax for each.
@@ -86,6 +98,7 @@ class Engine:
         draft_sampling: DraftSampling | None = None,
         synthetic: SyntheticAcceptance | None = None,
         k_by_batch: Mapping[int, int] | None = None,
+        tree: DraftTree | None = None,
         tokenizer: Tokenizer | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         eager: bool = False,
@@ -98,6 +111,9 @@ class Engine:
         check_rates(synthetic, verification, num_speculative_tokens)
         if k_by_batch is not None:
             check_schedule(k_by_batch, num_speculative_tokens)
+        if tree is not None and drafter is not None:
+            assert tree.depth == num_speculative_tokens
+            check_drafts_trees(target, drafter)
         for module in (target.model, None if drafter is None else drafter.module):
             if module is not None:
                 fuse(module)
@@ -105,6 +121,8 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens
+        self.tree = tree if drafter is not None else None
+        self._span = self.k if self.tree is None else self.tree.span  # cache entries of a round beyond the newest token
         self.num_slots = num_slots
         self.verification: Verification = verification
         self.draft_sampling = draft_sampling or DraftSampling()
@@ -227,7 +245,7 @@ class Engine:
 
         Raises `DraftkitError` before anything is allocated where memory does not suffice.
         """
-        capacity = length + self.k + 1  # a round may overshoot the end
+        capacity = length + self._span + 1  # a round may overshoot the end
         taken = self.drafter is not None and _SERVED.get(id(self.drafter)) is not self
         if capacity <= self._capacity and not taken:
             return
@@ -240,10 +258,11 @@ class Engine:
             _SERVED[id(self.drafter)] = self
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
-        rounds = Rounds(
+        parts = (
             self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic,
             self.draft_sampling.min_confidence, self.estimates,
         )  # fmt: skip
+        rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)
         self._rounds: Rounds | GraphedRounds = rounds
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
@@ -312,8 +331,10 @@ class Engine:
         longest = max(g.length for g in active.values())
         k, drafting = self._k_for(len(active)), self._can_draft(self._reach)
         self._reach = longest + self.k
-        packed = self._rounds.run(self._batch_of(active), k, longest + k, drafting=drafting)
-        for generation, outcome in zip(active.values(), outcomes(packed, k), strict=False):  # vacant rows come last
+        reach = k if self.tree is None else self._span
+        packed = self._rounds.run(self._batch_of(active), k, longest + reach, drafting=drafting)
+        found = outcomes(packed, k) if self.tree is None else tree_outcomes(packed, k)
+        for generation, outcome in zip(active.values(), found, strict=False):  # vacant rows come last
             if outcome.broken is not None:
                 raise self._broken(outcome.broken, generation, outcome.proposal)
             self._record(generation, outcome, beyond=not drafting and k > 0)
@@ -363,6 +384,7 @@ class Engine:
                 beyond,
                 outcome.confidences,
                 outcome.probabilities,
+                outcome.parents,
             )
         )
 

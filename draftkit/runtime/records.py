@@ -19,9 +19,11 @@ class Round:
     truncation; `emitted` tokens went into the output (at most accepted + 1, fewer where the generation ended).
     `expected[i]`: the probability that draft token i stands given that those before it do, from the same forwards.
     `proposal`: the draft tokens. `beyond`: the sequences were too long for the draft (`Drafter.max_positions`), and
-    token 0 stood in the place of its tokens. Where an engine keeps what the draft said (`estimates`), of each draft
-    token `confidences`, what its own head said of the chance that it stands, and `probabilities`, the draft's of the
-    token: in what it was drawn from, and at temperature 1 where it was chosen. Empty where the draft has none.
+    token 0 stood in the place of its tokens, or no tree grew. Where an engine keeps what the draft said (`estimates`),
+    of each draft token `confidences`, what its own head said of the chance that it stands, and `probabilities`, the
+    draft's of the token: in what it was drawn from, and at temperature 1 where it was chosen. Empty where the draft has
+    none, and of a tree. Of that, `parents` are the numbers of each token's parent, counted from 1, 0 where it is the
+    root; `expected[i]` is then that the walk goes on after i tokens.
     """
 
     position: int
@@ -33,6 +35,7 @@ class Round:
     beyond: bool = False
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
+    parents: tuple[int, ...] = ()
 
 
 @dataclass

@@ -91,7 +91,8 @@ class SlotState:
 
 class Outcome(NamedTuple):
     """What became of a sequence in a round: the draft tokens, what the target emitted, the expected acceptance of each
-    draft, and what the draft said of it (`Round`). Where something is `broken`, the rest means nothing."""
+    draft, and what the draft said of it (`Round`, as are `parents`). Where something is `broken`, the rest means
+    nothing."""
 
     proposal: tuple[int, ...]
     emitted: list[int]
@@ -99,6 +100,7 @@ class Outcome(NamedTuple):
     broken: Broken | None
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
+    parents: tuple[int, ...] = ()
 
 
 class _Watched:
@@ -197,23 +199,31 @@ class Rounds:
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
-        state = self.state
         if self.drafter is None:
-            return Proposal(state.tokens.new_empty(len(slots), 0))
+            return Proposal(self.state.tokens.new_empty(len(slots), 0))
+        tokens, lengths, confidences = self.drafter.propose(self.committed(slots, length), max(k, 1), draw)
+        if self.min_confidence:
+            lengths = self._confident(lengths, confidences)
+        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k), confidences)
+
+    def committed(self, slots: Tensor, length: int) -> Committed:
+        """What the drafter is told of `slots` int64 [B]."""
+        state = self.state
         counts = state.counts[slots]
-        committed = Committed(
+        reads = self.drafter is not None and self.drafter.aux_layers is not None
+        return Committed(
             slots=slots,
             tokens=state.tokens[slots],
             counts=counts,
             start=state.position[slots] - counts + 1,
-            features=state.features[slots] if self.drafter.aux_layers is not None else None,
+            features=state.features[slots] if reads else None,
             length=length,
             cache=self.cache,
         )
-        tokens, lengths, confidences = self.drafter.propose(committed, max(k, 1), draw)
-        if self.min_confidence:
-            lengths = self._confident(lengths, confidences)
-        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k), confidences)
+
+    def anchors(self, slots: Tensor) -> Tensor:
+        """The newest tokens of `slots`: int64 [B, 1]."""
+        return self.state.tokens[slots].gather(1, self.state.counts[slots, None] - 1)
 
     def _confident(self, lengths: Tensor | None, confidences: Tensor | None) -> Tensor:
         """How many drafts int64 [B] come before the first that the draft has too little confidence in."""
@@ -229,10 +239,9 @@ class Rounds:
     def _score(self, slots: Tensor, drafts: Tensor, length: int) -> Tensor:
         """The target's logits [B, K+1, V] for the anchors and the drafts after them."""
         state, k = self.state, drafts.shape[1]
-        anchor = state.tokens[slots].gather(1, state.counts[slots, None] - 1)
         positions = state.position[slots, None] + torch.arange(k + 1, device=slots.device)
         rows = self.cache.rows(slots, positions, length)
-        tokens = torch.cat((anchor, drafts), dim=1)
+        tokens = torch.cat((self.anchors(slots), drafts), dim=1)
         output = self.target.forward(tokens, positions, rows, lengths=positions + 1)  # a rejected row leaves no trace
         if output.features is not None:
             state.features[slots, : k + 1] = output.features

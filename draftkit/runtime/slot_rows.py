@@ -6,9 +6,47 @@ S slots, B sequences, T rows of each.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Branches(NamedTuple):
+    """What the rows of a tree see of each other, where entries say nothing of it.
+
+    The newest M entries of a sequence begin at `first` int64 [B, 1]; what lies before is seen by all. `places` int64
+    [B, M] are their positions in the text, those of the T rows the last. `visible` bool [B, T, M]: which of them each
+    row sees, itself included.
+    """
+
+    first: Tensor
+    places: Tensor
+    visible: Tensor
+
+    def on(self, device: torch.device) -> Branches:
+        return Branches(*(tensor.to(device) for tensor in self))
+
+    @property
+    def entries(self) -> Tensor:
+        """The entries of the rows: int64 [B, T]."""
+        most, count = self.places.shape[1], self.visible.shape[1]
+        return self.first + torch.arange(most - count, most, device=self.first.device)
+
+    @property
+    def of_rows(self) -> Tensor:
+        """The places of the rows: int64 [B, T]."""
+        return self.places[:, -self.visible.shape[1] :]
+
+    def seen(self, window: int | None, chunk: int | None) -> Tensor:
+        """bool [B, T, M]: `visible` within a window and a chunk of places, as `SlotRows.bias` has them."""
+        row, place = self.of_rows[:, :, None], self.places[:, None]
+        seen = self.visible
+        if window is not None:
+            seen = seen & (place > row - window)
+        if chunk is not None:
+            seen = seen & (place >= row // chunk * chunk)
+        return seen
 
 
 class SlotRows:
@@ -16,17 +54,19 @@ class SlotRows:
 
     A negative slot or position marks a row that is not there: it stores nothing, and its attention is zero. The other
     slots are distinct. `prompt`: they are those of a prompt or of a piece of it, all there, and nothing lies beyond
-    them.
+    them. `branches`: those of a tree, where `positions` are their entries alone.
 
     The kernels read these two tensors and nothing else. What is derived from them here serves the torch references,
     once for all layers of a forward, and looks at values on the host, for a prompt on a GPU aside.
     """
 
-    def __init__(self, slots: Tensor, positions: Tensor, *, prompt: bool = False):
+    def __init__(self, slots: Tensor, positions: Tensor, *, prompt: bool = False, branches: Branches | None = None):
+        self.branches = branches
         self.slots = slots.contiguous()
         self.positions = positions.contiguous()
         self.prompt = prompt
         self._biases: dict[object, Tensor] = {}
+        self._seen: dict[object, Tensor] = {}
         self._copies: dict[torch.device, SlotRows] = {}
 
     def on(self, device: torch.device) -> SlotRows:
@@ -34,8 +74,22 @@ class SlotRows:
         if device == self.slots.device:
             return self
         if device not in self._copies:
-            self._copies[device] = SlotRows(self.slots.to(device), self.positions.to(device), prompt=self.prompt)
+            branches = None if self.branches is None else self.branches.on(device)
+            slots, positions = self.slots.to(device), self.positions.to(device)
+            self._copies[device] = SlotRows(slots, positions, prompt=self.prompt, branches=branches)
         return self._copies[device]
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [B, T]: the positions of the rows in the text."""
+        return self.positions if self.branches is None else self.branches.of_rows
+
+    def seen(self, window: int | None, chunk: int | None) -> Tensor:
+        """`Branches.seen` as int8 [B, T, M], once for all layers of a forward."""
+        assert self.branches is not None
+        if (window, chunk) not in self._seen:
+            self._seen[window, chunk] = self.branches.seen(window, chunk).to(torch.int8)
+        return self._seen[window, chunk]
 
     @cached_property
     def complete(self) -> bool:
@@ -83,6 +137,10 @@ class SlotRows:
         many positions. Rows that are not there may look anywhere; what they see is not used.
         """
         key = length, window, repeats, dtype, bidirectional, anchored, chunk
+        if key not in self._biases and self.branches is not None:
+            assert (bidirectional, anchored) == (False, False), "a block has no branches"
+            hidden = self._hidden(self.branches, length, window, chunk).repeat(1, repeats, 1)[:, None]
+            self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
@@ -97,6 +155,22 @@ class SlotRows:
                 hidden &= row >= 0
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._biases[key]
+
+    def _hidden(self, branches: Branches, length: int, window: int | None, chunk: int | None) -> Tensor:
+        """bool [B, T, length]: what the rows of a tree do not see."""
+        entry = torch.arange(length, device=self.slots.device)
+        newest = entry - branches.first  # [B, length]
+        row = branches.of_rows[:, :, None]
+        seen = (newest < 0)[:, None].expand(-1, row.shape[1], -1)
+        if window is not None:
+            seen = seen & (entry > row - window)
+        if chunk is not None:
+            seen = seen & (entry >= row // chunk * chunk)
+        most = branches.places.shape[1]
+        inside = (newest >= 0) & (newest < most)
+        among = branches.seen(window, chunk).take_along_dim(newest.clamp(0, most - 1)[:, None], 2)
+        hidden = ~(seen | (inside[:, None] & among))
+        return hidden if self.complete else hidden & self.present[:, :, None]
 
     @cached_property
     def _slot_list(self) -> list[int]:

@@ -89,6 +89,13 @@ class Target(TappedModel):
         """Whether several prompts can be run in one forward, one after the other."""
         return not self._recurrences and not self.chooses
 
+    @property
+    def without_trees(self) -> str | None:
+        """Why it cannot score a tree; None where it can."""
+        if self._recurrences:
+            return "its recurrent layers keep one state of a sequence, and branches would need one each"
+        return "its layers choose what they attend to by the place in the cache" if self.chooses else None
+
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""

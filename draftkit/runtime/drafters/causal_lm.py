@@ -23,10 +23,11 @@ from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import Pard2Model, load_causal_lm, load_pard2
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal, expand_marginals
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
 from draftkit.runtime.prefill import prefill_forwards
+from draftkit.runtime.slot_rows import Branches
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, own_model
@@ -49,6 +50,8 @@ class CausalLMDrafter:
         self.columns, self.target_ids = _proposed(vocabulary, head_ids)
         self.cache = SlotCache(0, 0)
         self.max_positions = longest_sequence(model.model.config.to_dict())
+        if model.without_trees is not None:
+            self.expand = None  # type: ignore[method-assign, assignment]  # it does not expand
 
     @property
     def aux_layers(self) -> AuxLayers | None:
@@ -94,6 +97,18 @@ class CausalLMDrafter:
             drafted.append(self._draw(draw, step, logits[:, 0]))
         return Proposal(torch.stack(drafted, dim=1))
 
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        rows = expand_rows(self._own(committed.tokens), committed.counts, committed.start, committed.length)
+        logits = rows.drafting(self._pass(committed, rows.tokens, rows.positions))
+        first = rows.positions.gather(1, rows.sampled) + 1  # [B, 1]
+        for level in range(depth):
+            frontier = grow(logits if self.columns is None else logits[..., self.columns], self.target_ids)
+            if level + 1 < depth:
+                branches = Branches(first, first + frontier.depths, frontier.visible)
+                kv = self.cache.rows_of_tree(committed.slots, branches, committed.length)
+                logits = self.model.forward(self._own(frontier.tokens), branches.of_rows, kv).logits
+
     def _pass(self, committed: Committed, tokens: Tensor, positions: Tensor) -> Tensor:
         rows = self.cache.rows(committed.slots, positions, committed.length)
         return self.model.forward(tokens, positions, rows).logits
@@ -134,6 +149,9 @@ class PardDrafter(CausalLMDrafter):
         logits = rows.drafting(self._logits(committed, rows))
         drafted = [self._draw(draw, step, logits[:, step]) for step in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
+
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        expand_marginals(self, committed, depth, grow)
 
     def _logits(self, committed: Committed, rows: ExpandedRows) -> Tensor:
         return self._pass(committed, rows.tokens, rows.positions)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.runtime.prefill import features_before_last, prefill_forwards
+from draftkit.runtime.slot_rows import Branches
 from draftkit.targets.states import AuxLayers
 
 Model = TypeVar("Model", bound=ChainModel)
@@ -67,18 +68,34 @@ class ChainDrafter(ABC, Generic[Model]):
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
-        assert committed.features is not None
-        hidden = self.model.fuse(committed.features)
-        rows = expand_rows(committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden)
-        assert rows.hidden is not None
-        head_input, feedback = map(rows.drafting, self._pass(committed, rows.tokens, rows.hidden, rows.positions))
-        position = rows.positions.gather(1, rows.sampled)  # [B, 1]
+        (head_input, feedback), position = self._first(committed)
         ids = self.model.target_ids
         drafted = [draw(0, self.model.logits(head_input[:, 0]), ids)]
         for step in range(1, k):
             head_input, feedback = self._pass(committed, drafted[-1][:, None], feedback, position + step)
             drafted.append(draw(step, self.model.logits(head_input[:, 0]), ids))
         return Proposal(torch.stack(drafted, dim=1))
+
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        (head_input, feedback), position = self._first(committed)
+        first, ids = position + 1, self.model.target_ids
+        for level in range(depth):
+            frontier = grow(self.model.logits(head_input), ids)
+            if level + 1 < depth:
+                branches = Branches(first, first + frontier.depths, frontier.visible)
+                kv = self.cache.rows_of_tree(committed.slots, branches, committed.length)
+                hidden = feedback.take_along_dim(frontier.parents[:, :, None], 1)
+                head_input, feedback = self.model(frontier.tokens, hidden, branches.of_rows, kv=kv)
+
+    def _first(self, committed: Committed) -> tuple[ChainOutput, Tensor]:
+        """What the pass over the committed rows says of the newest one, [B, 1, H], and its position int64 [B, 1]."""
+        assert committed.features is not None
+        hidden = self.model.fuse(committed.features)
+        rows = expand_rows(committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden)
+        assert rows.hidden is not None
+        output = self._pass(committed, rows.tokens, rows.hidden, rows.positions)
+        return ChainOutput(*map(rows.drafting, output)), rows.positions.gather(1, rows.sampled)
 
     def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> ChainOutput:
         rows = self.cache.rows(committed.slots, positions, committed.length)

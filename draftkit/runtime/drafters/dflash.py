@@ -18,7 +18,7 @@ from draftkit.layout.folder import Draft
 from draftkit.models.dflash import DFlashModel, load_dflash
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.prefill import features_before_last, prefill_forwards
@@ -67,6 +67,26 @@ class DFlashDrafter:
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        anchor, output = self._rows(committed, k)
+        return self._drafted(anchor[:, 0], output, draw)
+
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        tokens, output = self._rows(committed, depth)
+        model, state = self.model, self._start(output)[:, None]
+        logits, alike = model.logits(output), model.markov_head is None and model.candidate_selector is None
+        for step in range(depth):
+            if alike:
+                grow(logits[:, step, None], model.target_ids)
+                continue
+            many = tokens.shape  # [B, W]
+            row, each = (x[:, step, None].expand(*many, -1).flatten(0, 1) for x in (logits, output))
+            row, state = self._after(tokens.flatten(), row, each, state.flatten(0, 1))
+            frontier = grow(row.unflatten(0, many), model.target_ids)
+            tokens, state = frontier.tokens, state.unflatten(0, many).take_along_dim(frontier.parents[:, :, None], 1)
+
+    def _rows(self, committed: Committed, k: int) -> tuple[Tensor, Tensor]:
+        """Take in what is committed; the anchors int64 [B, 1] and the outputs [B, K, H] of the rows that draft."""
         assert committed.features is not None
         index = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
         positions = committed.start[:, None] - 1 + index
@@ -75,7 +95,7 @@ class DFlashDrafter:
         self._take_in(committed.features, positions, rows)
         anchor = committed.tokens.gather(1, committed.counts[:, None] - 1)
         output = self._block(committed, anchor, k)
-        return self._drafted(anchor[:, 0], output[:, 1:] if self.fill_in else output, draw)
+        return anchor, output[:, 1:] if self.fill_in else output
 
     def _take_in(self, features: Tensor, positions: Tensor, rows: CacheRows) -> None:
         """Store each layer's keys and values of target features [B, J, F] at `positions` [B, J], −1 for none."""
@@ -97,19 +117,31 @@ class DFlashDrafter:
         """Draws the drafts from left to right; `previous` int64 [B] is the anchor, `output` [B, K, H] the rows'."""
         model, ids = self.model, self.model.target_ids
         logits, drafted, confidences = model.logits(output), [], []
-        state = output[:, 0, :0] if model.markov_head is None else model.markov_head.start(output)
+        state = self._start(output)
         for step in range(output.shape[1]):
             row = logits[:, step]
             if model.confidence_head is not None:  # of the row and the token before: not of the one that is drawn
                 confidences.append(model.confidence(previous, output[:, step]))
-            if model.markov_head is not None:
-                latent, state = model.markov_head.latent(previous, output[:, step], state)
-                row = row + model.markov_head.bias(latent)
-            if model.candidate_selector is not None:
-                row = self._selected(previous, row, output[:, step])
+            row, state = self._after(previous, row, output[:, step], state)
             previous = draw(step, row, ids)
             drafted.append(previous)
         return Proposal(torch.stack(drafted, 1), confidences=torch.stack(confidences, 1) if confidences else None)
+
+    def _start(self, output: Tensor) -> Tensor:
+        """The Markov head's state [B, r] before a block; of no width without one."""
+        head = self.model.markov_head
+        return output[:, 0, :0] if head is None else head.start(output)
+
+    def _after(self, previous: Tensor, row: Tensor, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits `row` [B, V] of a row with `output` [B, H], once it knows the token before it, `previous` int64
+        [B]; and the next state."""
+        model = self.model
+        if model.markov_head is not None:
+            latent, state = model.markov_head.latent(previous, output, state)
+            row = row + model.markov_head.bias(latent)
+        if model.candidate_selector is not None:
+            row = self._selected(previous, row, output)
+        return row, state
 
     def _selected(self, previous: Tensor, logits: Tensor, output: Tensor) -> Tensor:
         """Logits [B, V] of a row's candidates after the token before; those of all other tokens are −∞."""

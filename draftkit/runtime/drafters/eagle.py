@@ -14,7 +14,7 @@ from draftkit.layout.folder import Draft
 from draftkit.models.eagle import EagleModel, load_eagle
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.chain import ChainDrafter
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, Proposal, expand_marginals
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.targets.states import FINAL, AuxLayers
@@ -57,6 +57,9 @@ class PEagleDrafter(EagleDrafter):
         ids = self.model.target_ids
         drafted = [draw(step, self.model.logits(head_input[:, step]), ids) for step in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
+
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        expand_marginals(self, committed, depth, grow)
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> EagleDrafter:

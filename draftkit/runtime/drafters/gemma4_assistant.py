@@ -6,15 +6,18 @@ the newest token was emitted from. All steps of a round stand there, as they add
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.folder import Draft
+from draftkit.models.chain import ChainOutput
 from draftkit.models.gemma4_assistant import Gemma4AssistantModel, layers_read, load_gemma4_assistant
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.slot_rows import SlotRows
@@ -38,17 +41,36 @@ class Gemma4AssistantDrafter(LastStateDrafter):
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         token, state = last_state(committed)
-        hidden = state[:, None]
-        at = (committed.start + committed.counts - 2)[:, None]  # of the state
-        shared = {kind: self._stored(committed, layer) for kind, layer in self.layers.items()}
-        rows = BorrowedRows(SlotRows(committed.slots, at))
-        positions = at + (self.model.spec.position == "token")
+        hidden, step_of = state[:, None], self._step(committed)
         drafted: list[Tensor] = []
         for step in range(k):
-            head_input, hidden = self.model(token[:, None], hidden, positions, shared, kv=rows)
+            head_input, hidden = step_of(token[:, None], hidden)
             token = draw(step, self.model.logits(head_input[:, 0]))
             drafted.append(token)
         return Proposal(torch.stack(drafted, dim=1))
+
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        token, state = last_state(committed)
+        tokens, hidden, step_of = token[:, None], state[:, None], self._step(committed)
+        for _ in range(depth):
+            head_input, hidden = step_of(tokens, hidden)
+            frontier = grow(self.model.logits(head_input.flatten(0, 1)).unflatten(0, tokens.shape))
+            tokens, hidden = frontier.tokens, hidden.take_along_dim(frontier.parents[:, :, None], 1)
+
+    def _step(self, committed: Committed) -> Callable[[Tensor, Tensor], ChainOutput]:
+        """A step of the assistant: of tokens int64 [B, W] and states [B, W, H], which do not see each other."""
+        at = (committed.start + committed.counts - 2)[:, None]  # of the state
+        shared = {kind: self._stored(committed, layer) for kind, layer in self.layers.items()}
+
+        def step(tokens: Tensor, hidden: Tensor) -> ChainOutput:
+            each = at.expand_as(tokens)
+            rows = BorrowedRows(SlotRows(committed.slots, each))
+            positions = each + (self.model.spec.position == "token")
+            output: ChainOutput = self.model(tokens, hidden, positions, shared, kv=rows)
+            return output
+
+        return step
 
     def _stored(self, committed: Committed, layer: int) -> tuple[Tensor, Tensor]:
         assert committed.cache is not None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.targets.states import AuxLayers
@@ -49,18 +49,57 @@ class LookupDrafter(ABC):
         for slot, tokens, _ in prompts:
             self.context[slot, : len(tokens)] = tokens
 
+    @abstractmethod
+    def occurrences(self, context: Tensor, known: Tensor) -> Tensor:
+        """Where in texts int64 [B, C] the match of their ends that counts for a tree occurs earlier: bool [B, C], true
+        at its last token."""
+
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
-        rows = expand_rows(committed.tokens, committed.counts, committed.start, committed.length)
-        self.context[committed.slots[:, None], rows.positions] = rows.tokens
-        context = self.context[committed.slots, : committed.length]
-        tokens, lengths = self.look_up(context, committed.start + committed.counts, k)
+        context, known = self._texts(committed)
+        tokens, lengths = self.look_up(context, known, k)
         drafted = [draw(step, self._only(tokens[:, step])) for step in range(k)]
         return Proposal(torch.stack(drafted, dim=1), lengths)
+
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        """A node's children are the tokens that went on like that, each with its share of the occurrences."""
+        context, known = self._texts(committed)
+        distinct = numbered(context)
+        tokens = torch.zeros_like(context).scatter_(1, distinct, context)  # by their numbers
+        occurs = self.occurrences(context, known)[:, None]  # [B, W, C]
+        for step in range(depth):
+            follower, number = context.roll(-step - 1, 1)[:, None], distinct.roll(-step - 1, 1)[:, None]
+            going = occurs & _has(context, known, step)[:, None]
+            counts = torch.zeros_like(going, dtype=torch.float32)
+            counts = counts.scatter_add_(2, number.expand_as(going), going.float())
+            shares = counts / (occurs.sum(2, keepdim=True) + 1)  # the text's end is an occurrence
+            shares, order = shares.sort(dim=2, descending=True, stable=True)
+            frontier = grow.children(shares.log(), tokens[:, None].expand_as(order).gather(2, order))
+            occurs = going.take_along_dim(frontier.parents[:, :, None], 1) & (follower == frontier.tokens[:, :, None])
+
+    def _texts(self, committed: Committed) -> tuple[Tensor, Tensor]:
+        """Take in the committed tokens; the texts int64 [B, C] and how many tokens they have [B]."""
+        rows = expand_rows(committed.tokens, committed.counts, committed.start, committed.length)
+        self.context[committed.slots[:, None], rows.positions] = rows.tokens
+        return self.context[committed.slots, : committed.length], committed.start + committed.counts
 
     def _only(self, tokens: Tensor) -> Tensor:
         logits = torch.full((len(tokens), self.vocab_size), -torch.inf, device=tokens.device)
         return logits.scatter_(1, tokens[:, None], 0.0)
+
+
+def numbered(context: Tensor) -> Tensor:
+    """A number below C for each token of a text [B, C], the same for the same token, ascending with them."""
+    ordered, at = context.sort(1)
+    fresh = torch.zeros_like(ordered)
+    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return torch.zeros_like(context).scatter_(1, at, fresh.cumsum(1))
+
+
+def _has(context: Tensor, known: Tensor, step: int) -> Tensor:
+    """bool [B, C]: positions of a text that it has a token `step` + 1 after."""
+    return torch.arange(context.shape[1], device=context.device) + step + 1 < known[:, None]
 
 
 def text_bytes(capacity: int, k: int) -> int:

@@ -1,4 +1,4 @@
-"""Chain drafting with Medusa's heads: no tree, one token from each head."""
+"""Drafting with Medusa's heads: a chain of one token from each, or a tree of several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.folder import Draft
 from draftkit.models.medusa import MedusaModel, load_medusa
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, Proposal, expand_marginals
 from draftkit.runtime.memory_plan import SlotBytes
 
 
@@ -25,6 +25,9 @@ class MedusaDrafter(LastStateDrafter):
         ids = self.model.target_ids
         drafted = [draw(head, self.model(head, features), ids) for head in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
+
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        expand_marginals(self, committed, depth, grow)
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MedusaDrafter:

@@ -1,4 +1,4 @@
-"""Chain drafting with IBM's MLP speculator."""
+"""Drafting with IBM's MLP speculator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.folder import Draft
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
 
 
@@ -29,6 +29,15 @@ class MlpSpeculatorDrafter(LastStateDrafter):
             token = draw(step, logits)
             drafted.append(token)
         return Proposal(torch.stack(drafted, dim=1))
+
+    @torch.inference_mode()
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        token, features = last_state(committed)
+        tokens, state = token[:, None], self.model.start(features)[:, None]
+        for step in range(depth):
+            logits, state = self.model(step, state, tokens)
+            frontier = grow(logits)
+            tokens, state = frontier.tokens, state.take_along_dim(frontier.parents[:, :, None], 1)
 
 
 def load_drafter(

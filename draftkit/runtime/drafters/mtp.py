@@ -51,7 +51,9 @@ class MtpDrafter(ChainDrafter[MtpModel]):
 
 class MtpInTurnDrafter(MtpDrafter):
     """`tokens` int64 [S + 1, K − 1] and `states` [S + 1, K − 1, H]: each slot's last rows; the one beyond the slots
-    belongs to rows of a batch without a sequence."""
+    belongs to rows of a batch without a sequence. It drafts no tree: each step has a cache of its own."""
+
+    expand = None  # type: ignore[assignment]
 
     def __init__(self, model: MtpModel, num_layers: int):
         super().__init__(model, num_layers)

@@ -26,6 +26,11 @@ class NgramDrafter(LookupDrafter):
         self.min_n = min_n
         self.max_n = max_n
 
+    def occurrences(self, context: Tensor, known: Tensor) -> Tensor:
+        """Those of the longest match."""
+        lengths = matched_lengths(context, known, self.max_n)
+        return (lengths == lengths.amax(1, keepdim=True)) & (lengths >= self.min_n)
+
     def look_up(self, context: Tensor, known: Tensor, k: int) -> tuple[Tensor, Tensor]:
         lengths = matched_lengths(context, known, self.max_n)
         end = lengths.argmax(1)  # the first of equals

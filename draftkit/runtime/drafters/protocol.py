@@ -6,11 +6,12 @@ B sequences, T prompt tokens, J ≥ 1 committed tokens, K draft tokens, F featur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.growth import Frontier
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.targets.states import AuxLayers
 
@@ -67,6 +68,18 @@ class Draw(Protocol):
         """
 
 
+class Grow(Protocol):
+    """Takes a draft's logits of one level of a tree, and says which nodes are expanded next (`growth.Growth`)."""
+
+    def __call__(self, logits: Tensor, ids: Tensor | None = None) -> Frontier:
+        """`logits` [B, W, V] for the W nodes of the frontier, first the root alone; [B, 1, V] where they are the same
+        for all. `ids` as in `Draw`."""
+
+    def children(self, values: Tensor, tokens: Tensor) -> Frontier:
+        """The same of a draft that knows its tokens int64 [B, W, c] and their log-probabilities [B, W, c], most likely
+        first; −∞ for none."""
+
+
 class Drafter(Protocol):
     """Proposes K tokens a round for every active slot.
 
@@ -100,3 +113,22 @@ class Drafter(Protocol):
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         """Take in the committed tokens and draft up to `k` ≥ 1 more, each by `draw`."""
+
+
+@runtime_checkable
+class Expands(Protocol):
+    """A drafter that can draft a tree."""
+
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        """Take in the committed tokens, as `propose` does, and have a tree of `depth` ≥ 1 levels grown: `grow` is told
+        the logits of each level, and answers with the nodes that the next is for."""
+
+
+def expand_marginals(drafter: Drafter, committed: Committed, depth: int, grow: Grow) -> None:
+    """`Expands.expand` of a drafter whose logits are the same whatever was drawn before: those of a proposal."""
+
+    def draw(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        grow(logits[:, None], ids)
+        return committed.counts * 0  # which nothing reads
+
+    drafter.propose(committed, depth, draw)

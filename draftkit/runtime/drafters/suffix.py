@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.layout.folder import Draft
-from draftkit.runtime.drafters.lookup import LookupDrafter, matched_lengths, text_bytes
+from draftkit.runtime.drafters.lookup import LookupDrafter, matched_lengths, numbered, text_bytes
 from draftkit.runtime.memory_plan import SlotBytes
 
 
@@ -29,13 +29,18 @@ class SuffixDrafter(LookupDrafter):
         super().__init__(vocab_size, device)
         self.spec = spec
 
+    def occurrences(self, context: Tensor, known: Tensor) -> Tensor:
+        """Those of the longest match."""
+        lengths = matched_lengths(context, known, self.spec.max_depth - 1)
+        return (lengths == lengths.amax(1, keepdim=True)) & (lengths > 0)
+
     def look_up(self, context: Tensor, known: Tensor, k: int) -> tuple[Tensor, Tensor]:
         spec = self.spec
         size = torch.arange(1, spec.max_depth, device=context.device)  # [M]
         budget = (size.double() * spec.max_spec_factor + 1e-6).long().clamp(max=k)
         occurs = matched_lengths(context, known, spec.max_depth - 1)[:, None] >= size[:, None]  # [B, M, C] ends
         counts = occurs.sum(2) + 1  # the text's end is an occurrence
-        distinct = _numbered(context)
+        distinct = numbered(context)
         frequency = torch.ones(counts.shape, device=context.device)
         score, lengths, path = torch.zeros_like(frequency), torch.zeros_like(counts), []
         going = size < known[:, None].clamp(max=spec.max_depth)  # [B, M]
@@ -51,14 +56,6 @@ class SuffixDrafter(LookupDrafter):
         best = spec.max_depth - 2 - score.flip(1).argmax(1, keepdim=True)  # the last of equals
         tokens = torch.stack(path, dim=2).take_along_dim(best[:, :, None], 1)[:, 0]
         return tokens, lengths.gather(1, best)[:, 0]
-
-
-def _numbered(context: Tensor) -> Tensor:
-    """A number below C for each token of a text [B, C], the same for the same token."""
-    ordered, at = context.sort(1)
-    fresh = torch.zeros_like(ordered)
-    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return torch.zeros_like(context).scatter_(1, at, fresh.cumsum(1))
 
 
 def _most_frequent(

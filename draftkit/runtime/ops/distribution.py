@@ -58,12 +58,18 @@ def probabilities(p: Distribution) -> Tensor:
     return torch.where(p.scale[:, None, None] == 0, (tokens == p.best[..., None]).float(), sampled)
 
 
-def probability_of(p: Distribution, tokens: Tensor) -> Tensor:
-    """The probability of one token per row: `tokens` int64 [B, T] to float32 [B, T]."""
-    logits = p.logits.gather(-1, tokens[..., None])[..., 0].float()
+def probability_of(p: Distribution, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The probability of one token per row: `tokens` int64 [B, T] to float32 [B, T]; with `rows` int64 [B, N], of as
+    many tokens [B, N], each in its row."""
+    if rows is None:
+        logits, statistics = p.logits.gather(-1, tokens[..., None])[..., 0].float(), p.statistics
+    else:
+        logits = p.logits.flatten(1).gather(1, rows * p.logits.shape[-1] + tokens).float()
+        statistics = RowStatistics(*(column.gather(1, rows) for column in p.statistics))
     scale = p.scale[:, None]
-    sampled = ((logits - p.peak) * scale - p.log_sum).exp()
-    return torch.where(scale == 0, (tokens == p.best).float(), torch.where(logits >= p.floor, sampled, 0))
+    sampled = ((logits - statistics.peak) * scale - statistics.log_sum).exp()
+    kept = torch.where(logits >= statistics.floor, sampled, 0)
+    return torch.where(scale == 0, (tokens == statistics.best).float(), kept)
 
 
 def distribution_arguments(p: Distribution) -> tuple[Tensor, ...]:
