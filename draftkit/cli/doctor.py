@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,7 @@ from draftkit.cli.options import (
     drafts,
     settled_dtype,
 )
-from draftkit.cli.output import console, print_json, quiet_transformers, shown_progress
-
-if TYPE_CHECKING:
-    pass
+from draftkit.cli.output import console, print_json, quiet_transformers, say_next, shown_progress
 
 
 def doctor(
@@ -66,3 +63,5 @@ def doctor(
         print_json(diagnosis.to_dict())
     else:
         show_diagnosis(console(), diagnosis.to_dict())
+        mended = any(tried.command for tried in diagnosis.recommended)
+        say_next("eval", "--target", target, "--draft", "OUT" if mended else draft)

@@ -94,9 +94,19 @@ class Diagnosis:
                 return replace(finding, message=f"{finding.message}; {said}", fix=NO_REMEDY)
         return finding
 
+    def _gain(self, cause: Finding) -> dict[str, object] | None:
+        """What the remedy of a cause was measured to gain; None where it was not."""
+        for tried in self.recommended:
+            if tried.experiment == cause.name and cause.message.startswith(tried.change):
+                return asdict(tried.gain)
+        return None
+
     def to_dict(self) -> dict[str, object]:
         """The diagnosis as `doctor --json` prints it."""
-        causes = [{"name": cause.name, "what": cause.message, "remedy": cause.fix} for cause in self.causes]
+        causes = [
+            {"name": cause.name, "what": cause.message, "remedy": cause.fix, "gain": self._gain(cause)}
+            for cause in self.causes
+        ]
         return {"schema": 1} | asdict(self) | {"causes": causes}
 
     def _repr_html_(self) -> str:

@@ -42,7 +42,8 @@ class Tried:
     `confirmed`: it looked helpful on the first prompts and was measured again on the others, which these figures are
     of; the interval of `gain` holds for one change of each experiment together. `recommended`: of its experiment, it
     is the change to make, if any is; `alike`: others that help as much, as far as these prompts tell. `command` makes
-    the change; where there is none, `advice` says what to do.
+    the change; where there is none, `advice` says what to do. `too_few`: of so few prompts, one that does nothing could
+    gain on each by chance, so that no interval is to be believed.
     """
 
     experiment: str
@@ -56,6 +57,7 @@ class Tried:
     advice: str
     recommended: bool = False
     alike: tuple[str, ...] = ()
+    too_few: bool = False
 
 
 def compare(
@@ -143,6 +145,7 @@ def _tried(
 ) -> Tried:
     difference = gain(before, after, comparisons)
     margin = TEXT_MARGIN if trial.own_text else MARGIN
+    too_few = comparisons * 0.5 ** len(before) > 0.025
     return Tried(
         experiment=experiment,
         change=trial.change,
@@ -150,9 +153,10 @@ def _tried(
         after=mean_length(after),
         gain=difference,
         confirmed=confirmed,
-        helps=confirmed and difference.mean >= margin and difference.above(0),
+        helps=confirmed and not too_few and difference.mean >= margin and difference.above(0),
         command=_command(patient, trial),
         advice=trial.advice,
+        too_few=too_few,
     )
 
 

@@ -24,7 +24,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer, AutoQuantizationConfig
-from transformers.utils import quantization_config
+from transformers.utils import logging, quantization_config
 
 from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.handles import TensorHandle
@@ -134,7 +134,7 @@ def load_pretrained(
         room = room_from(device, disk=gguf_file(folder) is None)  # transformers keeps nothing of those on the disk
         places = map_layers(empty_model(config, dtype, attention), room)
     try:
-        with _without_heads(config):
+        with _without_heads(config), _without_bars():
             model, info = auto_class(config).from_pretrained(
                 folder,
                 config=config,
@@ -157,6 +157,18 @@ def load_pretrained(
     require_finite(here, folder)
     loaded: PreTrainedModel = (model if places else model.to(device)).requires_grad_(False)
     return loaded.eval()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without transformers' own bars: what loads a model shows how far it is."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -70,10 +70,11 @@ def test_no_command_fails_over_what_a_stream_lacks(
     monkeypatch.chdir(tmp_path)
     source = pico.write_checkpoint(tmp_path / "source →", pico.eagle3_config(), pico.eagle3_tensors())
     out, _ = in_encoding(encoding, "convert", source, NAME, "--target", target)
-    assert b"source ? (eagle3) ? draft ?" in out
+    assert b"written: eagle3, 14 tensors, draft ? " in out
+    assert b"/source ? (eagle3)" in out
     assert "draftkit" in json.loads((tmp_path / NAME / "config.json").read_text(encoding="utf-8"))
-    shown, _ = in_encoding(encoding, "inspect", source, "--target", target)
-    assert b"+----" in shown  # a table of ASCII
+    shown, _ = in_encoding(encoding, "inspect", source, "--target", target, "-v")
+    assert b"----" in shown  # a table of ASCII
     monkeypatch.setattr("draftkit.evaluate.evaluate.evaluate_draft", lambda *_, **__: measured())
     measure = ("eval", "--target", "zoo:target", "--draft", NAME)
     out, _ = in_encoding(encoding, *measure, "--details")

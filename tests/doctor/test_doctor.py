@@ -131,7 +131,41 @@ def test_nothing_is_recommended_for_a_sound_draft(monkeypatch: pytest.MonkeyPatc
     assert "mask-token" not in diagnosis.not_applicable  # it was not among the chosen
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     show_diagnosis(console, diagnosis.to_dict())
-    assert "acceptance length" in console.export_text()
+    shown = console.export_text()
+    assert shown.startswith("zoo:eagle3: nothing found: no known defect")
+    assert shown.count("acceptance length 2.") == 1  # the one that all gains are against
+    assert "→" not in shown
+
+
+@pytest.mark.slow
+def test_so_few_prompts_recommend_nothing_and_print_no_nan(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two prompts every gain is on all of them, by chance or not."""
+    broken = spoiled(tmp_path / "draft", "eagle3", norm_before_residual=True)
+    chosen = [one for one in all_experiments() if one.name in ("norm-before-residual", "template")]
+    monkeypatch.setattr("draftkit.doctor.diagnose.all_experiments", lambda: chosen)
+    ran = draftkit("doctor", "--target", "zoo:target", "--draft", broken, "--limit", 4, "--max-new-tokens", 4)
+    assert ran.code == 0
+    assert "cannot be told of so few prompts: --limit 8 or more" in ran.out
+    assert "helps" not in ran.out.replace("a change helps", "")
+    assert "nan" not in ran.out
+    assert ran.err.endswith(f"next: draftkit eval --target zoo:target --draft {broken}\n")
+
+
+@pytest.mark.slow
+def test_the_verdict_comes_first_with_its_gain_and_command(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = spoiled(tmp_path / "draft", "eagle3", norm_before_residual=True)
+    chosen = [one for one in all_experiments() if one.name == "norm-before-residual"]
+    monkeypatch.setattr("draftkit.doctor.diagnose.all_experiments", lambda: chosen)
+    ran = draftkit("doctor", "--target", "zoo:target", "--draft", broken, "--limit", 8, "--max-new-tokens", 12)
+    first, second, *_ = ran.out.splitlines()
+    assert first.startswith("1. norm-before-residual: norm_before_residual=false: +")
+    assert first.endswith("] tokens a round")
+    assert second.endswith("--set norm_before_residual=false")
+    assert ran.err.endswith("next: draftkit eval --target zoo:target --draft OUT\n")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""A diagnosis as terminal tables: what is wrong, how acceptance falls, the tensors, what every change gained."""
+"""A diagnosis on a screen: the causes and what mends them, the one length all gains are against, and how they came."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -12,51 +12,78 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.report.format import severity
+from draftkit.report.terminal.screen import columns, labelled, named_table
 from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
 
 SHOWN = 6  # tensors of which the same is to be said
+FEWEST = 8  # prompts, of which six confirm a change: fewer gain alike by chance too often (`doctor/measure.py`)
 
 
 def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
-    """Print what `doctor --json` gives; the causes come last, where the eye falls."""
-    settings = diagnosis["settings"]
-    measured = diagnosis["length"] is not None
-    heading = "{draft} ({method}) with {target}: ".format(**diagnosis)
-    if measured:
-        heading += f"acceptance length {length(Interval(**diagnosis['length']))}"
-        heading += ", K {num_speculative_tokens}, T {temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
-            **settings
-        )
-    console.print(heading if measured else f"{heading}not measured")
-    if measured:
-        _show_decay(console, diagnosis["decay"])
+    """Print what `doctor --json` gives."""
+    _show_causes(console, diagnosis)
+    for line in _as_it_is(diagnosis):
+        console.print(line)
     if diagnosis["findings"]:
+        console.print("found without running the draft:")
         console.print(_findings(diagnosis))
-    console.print(_tensors(diagnosis))
-    if measured:
+    if (tensors := _tensors(diagnosis)).row_count:
+        console.print(tensors)
+    else:
+        console.print(tensors.title)
+    if diagnosis["tried"]:
         console.print(_changes(diagnosis))
     if others := diagnosis["not_applicable"]:
         console.print(f"{len(others)} more experiments need what this draft or target does not have (--json says what)")
-    _show_causes(console, diagnosis["causes"])
 
 
-def _show_decay(console: Console, decay: Mapping[str, Any]) -> None:
+def _show_causes(console: Console, diagnosis: Mapping[str, Any]) -> None:
+    """The verdict: what is wrong, what mends it, and what that gains."""
+    causes = diagnosis["causes"]
+    if not causes:
+        few = diagnosis["length"] is not None and diagnosis["settings"]["num_prompts"] < FEWEST
+        why = "no known defect, and no change helps by more than chance"
+        if few:
+            why = f"no known defect; whether a change helps cannot be told of so few prompts: --limit {FEWEST} or more"
+        console.print(labelled(f"{diagnosis['draft']}: nothing found", why, "yellow" if few else "green"))
+    for number, cause in enumerate(causes, start=1):
+        gain = "" if cause.get("gain") is None else f": {_signed(cause['gain'])} tokens a round"
+        console.print(Text.assemble((f"{number}. {cause['name']}", "bold yellow"), f": {cause['what']}{gain}"))
+        if cause["remedy"]:
+            console.print(f"   {cause['remedy']}", soft_wrap=True)
+
+
+def _as_it_is(diagnosis: Mapping[str, Any]) -> Iterator[str | Text]:
+    """The draft as it was found: its acceptance length, and how that falls within a round, a context and an answer."""
+    named = "{draft} ({method}) with {target}, as it is".format(**diagnosis)
+    if diagnosis["length"] is None:
+        yield f"{named}: not measured"
+        return
+    yield (
+        f"{named}: acceptance length {length(Interval(**diagnosis['length']))}, from the probabilities at "
+        "K={num_speculative_tokens}, T={temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
+            **diagnosis["settings"]
+        )
+        + " (so that few prompts tell small differences; `eval` decodes, at T=0 unless told otherwise)"
+    )
+    decay = diagnosis["decay"]
     rates = " ".join(f"{rate:.2f}" for rate in decay["rates"])
-    console.print(f"Each draft token's chance where those before it stand: {rates}")
+    yield f"  each draft token's chance where those before it stand: {rates}"
     for name, between in (("over_context", "long prompts against short ones"), ("over_answer", "over an answer")):
         if decay[name] is not None:
-            console.print(f"{between}: {length(Interval(**decay[name]), signed=True)}")
+            yield f"  {between}: {_signed(decay[name])}"
     for pattern in decay["patterns"]:
-        console.print(Text(pattern, style="yellow"))
+        yield Text(f"  {pattern}", style="yellow")
 
 
 def _findings(diagnosis: Mapping[str, Any]) -> Table:
-    table = Table("found", "", "what", "next", title="Without running the draft", title_justify="left")
+    rows = columns()
     for finding in diagnosis["findings"]:
-        what = f"{finding['message']} ({finding['source']})"
-        table.add_row(finding["name"], severity(finding["severity"]), what, finding["fix"])
-    return table
+        rows.add_row(severity(finding["severity"]), f"{finding['message']} [{finding['name']}; {finding['source']}]")
+        if finding["fix"]:
+            rows.add_row("", f"mend: {finding['fix']}")
+    return rows
 
 
 def _tensors(diagnosis: Mapping[str, Any]) -> Table:
@@ -65,7 +92,7 @@ def _tensors(diagnosis: Mapping[str, Any]) -> Table:
     sound = sum(tensor["finite"] and tensor["plausible"] for tensor in tensors)
     counts = ", ".join(f"{count} {use}" for use, count in used.items() if count)
     title = f"{len(tensors)} tensors: {counts}; {sound} finite and plausible"
-    table = Table("tensor", "dtype", "shape", "used", "remark", title=title, title_justify="left")
+    table = named_table("tensor", "dtype", "shape", "used", "remark", title=title)
     for (use, remark), alike in groupby(tensors, itemgetter("use", "remark")):
         several = list(alike)
         shown = several[:SHOWN] if remark else []  # of a head in its target's folder, all of the target's are ignored
@@ -77,34 +104,28 @@ def _tensors(diagnosis: Mapping[str, Any]) -> Table:
 
 
 def _changes(diagnosis: Mapping[str, Any]) -> Table:
-    table = Table("experiment", "change", "acceptance length", "gain", "", title="Changed one by one")
-    table.title_justify = "left"
+    """What each change gained over the draft as it is, on the same prompts."""
+    table = named_table("changed, one by one", "gained", "")
     for tried in diagnosis["tried"]:
-        table.add_row(
-            tried["experiment"],
-            tried["change"],
-            f"{tried['before']:.2f} → {tried['after']:.2f}",
-            length(Interval(**tried["gain"]), signed=True),
-            _outcome(tried),
-        )
+        table.add_row(tried["change"], _signed(tried["gain"]), _outcome(tried))
     table.caption = (
-        "intervals hold at 95 % for all changes together; those of what looked helpful and was measured again on other "
-        "prompts, for one change of each experiment"
+        "acceptance length against the draft as it is, on the same prompts: a first quarter of them, and for what "
+        "looked helpful the others; intervals hold at 95 % for all changes together, of what was measured again for "
+        "one change of each experiment"
     )
     return table
 
 
+def _signed(interval: Mapping[str, Any]) -> str:
+    return length(Interval(**interval), signed=True)
+
+
 def _outcome(tried: Mapping[str, Any]) -> Text | str:
     if tried["helps"]:
-        return Text("helps", style="green" if tried["recommended"] else "")
+        return Text("helps", style="bold green" if tried["recommended"] else "green")
     if not tried["confirmed"]:
         return ""
-    return "too little" if Interval(**tried["gain"]).above(0) else "by chance"
-
-
-def _show_causes(console: Console, causes: list[Mapping[str, str]]) -> None:
-    if not causes:
-        console.print(Text("Nothing found: no change helps.", style="green"))
-    for number, cause in enumerate(causes, start=1):
-        console.print(Text(f"{number}. {cause['name']}: {cause['what']}", style="bold"))
-        console.print(f"   {cause['remedy']}", soft_wrap=True)
+    gain = Interval(**tried["gain"])
+    if not gain.above(0):
+        return "by chance"
+    return "too few prompts" if tried["too_few"] else "too little"
