@@ -64,7 +64,7 @@ def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[F
 
 @check
 def contradiction(contradictions: Sequence[Finding]) -> Sequence[Finding]:
-    """What its reading has found to contradict itself."""
+    """Contradictions within a checkpoint, as reading it has found them."""
     return contradictions
 
 

@@ -42,7 +42,7 @@ class Check:
         return frozenset(parameter.name for parameter in parameters if parameter.default is parameter.empty)
 
     def run(self, evidence: Evidence) -> list[Finding]:
-        """What it finds; nothing where it lacks what it needs."""
+        """The findings of this check; none where the evidence lacks what the check needs."""
         looked_at = {name: getattr(evidence, name) for name in inspect.signature(self.find).parameters}
         return [] if any(looked_at[name] is None for name in self.needs) else list(self.find(**looked_at))
 
@@ -70,7 +70,7 @@ def checks_of_family(spec: DraftSpec) -> tuple[str, ...]:
 
 
 def run_checks(evidence: Evidence, *subjects: str) -> list[tuple[str, Finding]]:
-    """What the checks of these subjects find, each beside the name of its check."""
+    """The findings of all checks of these subjects, each beside the name of its check."""
     found: list[tuple[str, Finding]] = []
     for one in checks_of(*subjects):
         if one.unless.isdisjoint(finding.name for _, finding in found):
@@ -79,5 +79,5 @@ def run_checks(evidence: Evidence, *subjects: str) -> list[tuple[str, Finding]]:
 
 
 def findings(evidence: Evidence, *subjects: str) -> list[Finding]:
-    """What the checks of these subjects find."""
+    """The findings of all checks of these subjects."""
     return [finding for _, finding in run_checks(evidence, *subjects)]

@@ -103,7 +103,8 @@ def mask(replay: SkewReplay) -> Iterator[Finding]:
 
 @check_unless("facts", "rope", "text", "states", "mask")
 def draft(replay: SkewReplay) -> Iterator[Finding]:
-    """Same text, same states, and the same rounds: else the draft differs from its checkpoint."""
+    """With the same text and states the simulated rounds are those of decoding; if not, the draft differs from its
+    checkpoint."""
     pairs = list(zip(replay.answers, replay.simulated, replay.decoded, strict=True))
     differing = [(answer, mine, theirs) for answer, mine, theirs in pairs if list(mine) != list(theirs)]
     if not replay.greedy or len(differing) <= CHANCE * len(pairs):

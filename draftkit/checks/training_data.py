@@ -308,7 +308,7 @@ def check_data(
 
 
 def _with_model(known: Evidence, target: OpenedTarget, device: str, dtype: torch.dtype) -> Evidence:
-    """What is known, and the target's model, where draftkit or transformers runs it."""
+    """The evidence with the target's model added, where draftkit or transformers runs it."""
     if target.refusal is None:
         return replace(known, model=target.load(device=device, dtype=dtype))
     known = replace(known, refusal=target.refusal.problem)

@@ -70,7 +70,7 @@ class Conversion:
 
     @property
     def unagreed_losses(self) -> tuple[str, ...]:
-        """Those to which the user has not agreed by naming them."""
+        """The losses to which the user has not agreed by naming them."""
         read = self.reading.plan.losses if self.reading else ()
         return read + (self.export.losses if self.export else ())
 
@@ -192,7 +192,8 @@ def describe_foreign(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
 ) -> Reading:
-    """As `read_foreign` reads, with what could be read of a checkpoint that contradicts itself, and why not the rest.
+    """The same as `read_foreign`, but of a checkpoint that contradicts itself: what could be read of it, and why the
+    rest could not.
 
     The format of one that none recognizes is `UNKNOWN`.
     """

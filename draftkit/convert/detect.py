@@ -121,7 +121,7 @@ class OtherKind:
 
     @property
     def hint(self) -> str | None:
-        """What to do with it."""
+        """The next step for a user who has a draft of this kind."""
         since = None if self.method is None else first_with(self.architecture or self.method)
         if since is None:
             return self.remedy

@@ -281,7 +281,7 @@ def _stack(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[C
 
 
 def _unstack(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
-    """One of them again."""
+    """One matrix of a stack, by its `number`."""
     assert move.number is not None
     yield from _cast(move, [sources[0].part(int(move.number))], size)
 

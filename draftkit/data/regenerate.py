@@ -150,7 +150,7 @@ class RegenerateSettings:
         return asdict(self) | places | tokenizer.identity | {"target_sha256": target_sha256}
 
     def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
-        """What the responder needs of them."""
+        """These settings in the form that a responder takes."""
         parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
         return Sampling(parameters, self.max_new_tokens, tokenizer.end_ids)
 

@@ -115,7 +115,7 @@ class SynthesizeSettings:
         return asdict(self) | {"languages": list(self.languages)} | same
 
     def sampling(self, cut: Opening) -> Sampling:
-        """What the responder needs of them."""
+        """These settings in the form that a responder takes."""
         parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
         return Sampling(parameters, self.max_new_tokens, cut.end_ids)
 

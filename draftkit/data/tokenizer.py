@@ -30,7 +30,8 @@ class TargetTokenizer:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What tells it from others: digests of vocabulary and chat template, and the ids that end turns."""
+        """The marks by which two tokenizers are told apart: digests of vocabulary and chat template, the ids that end
+        turns."""
         return {
             "tokenizer_sha256": self.sha256,
             "template_sha256": self.template_sha256,

@@ -78,7 +78,7 @@ class Diagnosis:
         return tuple(known)
 
     def _remedy_of(self, tried: Tried) -> Finding:
-        """What helps, and what it cannot be told from."""
+        """A change that helps, as a finding that also names the changes that measured alike."""
         also = ""
         if tried.alike:
             shown, more = "; ".join(tried.alike[:SHOWN_ALIKE]), len(tried.alike) - SHOWN_ALIKE

@@ -24,7 +24,7 @@ from draftkit.targets.target import Target
 
 
 class Setup(NamedTuple):
-    """What one measurement runs."""
+    """The target, the drafter and the requests that one measurement runs."""
 
     target: Target
     drafter: Drafter
@@ -66,7 +66,7 @@ class Patient:
 
     @property
     def num_layers(self) -> int:
-        """Facts of the target."""
+        """How many decoder layers the target has."""
         return self.model.config.get_text_config().num_hidden_layers
 
     def drafter(self, draft: Draft | None = None) -> Drafter:

@@ -75,7 +75,7 @@ class DraftCounts:
         )
 
     def __sub__(self, earlier: DraftCounts) -> DraftCounts:
-        """What was counted since."""
+        """The counts of what happened after `earlier`."""
         drafted = (self.num_draft_tokens, earlier.num_draft_tokens)
         return DraftCounts(
             self.num_drafts - earlier.num_drafts,

@@ -20,7 +20,8 @@ RECURRENT = each(
 
 
 def use_of_heads(kind: HeadKind, model_type: str) -> str:
-    """Its generic heads (`modeling_layers.py`, `MtpModel`), and where they compute otherwise than vLLM."""
+    """How transformers' generic multi-token prediction heads (`modeling_layers.py`, `MtpModel`) treat a kind of head,
+    and where they compute otherwise than vLLM."""
     if model_type in RECURRENT:
         return "none: its assisted generation refuses recurrent layers"
     known = "one token for each head" if model_type in WITH_HEADS else "if its release knows the kind"

@@ -162,7 +162,7 @@ def _by_category(run: Run) -> dict[str, Interval | None]:
 
 
 def _by_convention(run: Run, drafts: DraftCounts, by_category: dict[str, Interval | None]) -> dict[str, float | None]:
-    """Those conventions that can be had without the record of each round."""
+    """The acceptance length by those conventions that need no record of each round."""
     if not drafts.num_drafts:
         return {}
     lengths: dict[str, float | None] = {

@@ -121,7 +121,7 @@ class Certificate:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What no lossless engine does."""
+        """Everything that was seen and that no lossless engine does, one sentence each."""
         found = []
         if self.moved is not None and self.moved > MOST:
             found.append(
@@ -147,7 +147,7 @@ class Certificate:
         return detectable_rate(self.tokens, POWER)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data."""
+        """The certificate as JSON values."""
         found = {"schema": 1, "verdict": self.verdict, "failures": list(self.failures), **asdict(self)}
         found["detectable"] = {"wrong_tokens": self.detectable_rate} | {t.name: t.detectable for t in self.tests}
         return {key: finite(value) for key, value in found.items()}
@@ -194,7 +194,7 @@ class CertificateRequests:
         return cls(greedy, drawn, samples, sampled_tokens)
 
     def answers(self, lane: Lane, apart: int = 0) -> CertificateAnswers:
-        """What a lane gives to all of them; `apart`: by how much the seeds of drawn requests are moved."""
+        """The answers of a lane to all requests; `apart`: by how much the seeds of drawn requests are moved."""
         return CertificateAnswers(
             lane(self.greedy),
             {
@@ -363,7 +363,7 @@ def _moved(pairs: Sequence[tuple[Answer, Answer]]) -> float | None:
 
 
 def _common(one: Answer, other: Answer) -> int:
-    """How many tokens both begin with."""
+    """How many tokens two answers have in common at their beginning."""
     both = zip(one.tokens, other.tokens, strict=False)
     return next((at for at, (a, b) in enumerate(both) if a != b), min(len(one.tokens), len(other.tokens)))
 
@@ -406,7 +406,7 @@ def _tests(
 
 
 def _token_at(answer: Answer, at: int) -> Token | None:
-    """None after the end."""
+    """The token at a place of an answer; None after its end."""
     return answer.tokens[at] if at < len(answer.tokens) else None
 
 

@@ -115,8 +115,10 @@ class BaseEngine(ABC):
 def able(
     engines: Sequence[BaseEngine], prepare: Callable[[BaseEngine], None], warn: Callable[[str], None]
 ) -> list[BaseEngine]:
-    """Those of the engines that can be prepared; `warn` is told why others cannot. Raises where the last cannot, and
-    for weights that are no numbers, of which another engine would measure garbage."""
+    """The engines that can be prepared; `warn` is told why the others cannot.
+
+    Raises `DraftkitError` where no engine is left, and for weights that are NaN or infinite, which would be garbage in
+    any engine."""
     found = []
     for engine in engines:
         try:

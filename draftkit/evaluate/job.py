@@ -109,7 +109,7 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
-    """Prompts and settings."""
+    """The part of a result's provenance that states prompts and settings."""
     left_out = {*VARIED, *(name for name in WHERE_GIVEN if getattr(settings, name) is None)}
     shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
@@ -130,7 +130,7 @@ def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
 
 
 def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
-    """Date, versions and machine."""
+    """The part of a result's provenance that states date, versions and machine."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return made_by() | {
         "torch": torch.__version__,
@@ -144,7 +144,7 @@ def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
 
 
 def made_by() -> dict[str, object]:
-    """Date and version."""
+    """The part of a result's provenance that states the date and draftkit's version."""
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "draftkit": __version__}
 
 

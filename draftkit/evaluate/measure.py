@@ -144,7 +144,7 @@ class Conversations:
 
     @property
     def blocks(self) -> list[Conversations]:
-        """The same, in parts."""
+        """These conversations in blocks that are run one after the other."""
         sizes = block_sizes(len(self.prompts), self.settings.concurrency)
         ends = [*accumulate(sizes)]
         return [
@@ -154,7 +154,7 @@ class Conversations:
 
     @property
     def size(self) -> int:
-        """How many answers there will be."""
+        """How many answers these conversations will have."""
         return sum(min(len(prompt.turns), self.turns) for prompt in self.prompts)
 
     @cached_property
@@ -265,8 +265,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """For each of the texts about so many tokens of the others, those after it first, over and over where they are
-    short; of a single one, its own."""
+    """For each text, a padding of about so many tokens out of the other texts, beginning with the next one.
+
+    They are repeated where they are too short. A single text is padded with itself."""
     ids = [token_ids(tokenizer, f"{text}\n\n", special=False) for text in texts]
     others = ([*ids[number + 1 :], *ids[:number]] or ids for number in range(len(texts)))
     return [

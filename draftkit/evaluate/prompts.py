@@ -50,12 +50,12 @@ class Prompt:
 
     @property
     def opening(self) -> list[ChatMessage]:
-        """What stands before the first turn."""
+        """The messages before the first turn."""
         return [{"role": "system", "content": self.system}] if self.system else []
 
     @property
     def text(self) -> str:
-        """The first turn."""
+        """The text of the first turn."""
         return self.turns[0]
 
 

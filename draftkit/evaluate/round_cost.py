@@ -246,7 +246,7 @@ def _planned(drafted: RoundCost, device: Device, batch: int, context: int) -> Pl
 
 
 def _of_target(target: OpenedTarget, dtype: torch.dtype) -> Forward:
-    """Its weights as wide as they lie in memory."""
+    """The cost of a target's forward, with its weights as wide as they lie in memory."""
     config, own = target.supported
     width = weight_bytes(target.folder, config, own, dtype) / own.parameters
     return _forward(read_cost(target.folder), width, own.cached * dtype.itemsize, PER_ROUND)

@@ -200,7 +200,7 @@ class _Costs:
         )
 
     def length(self, k: int) -> float:
-        """A(K)."""
+        """The acceptance length at K, in the notation of the model A(K)."""
         return 1 + sum(extended_rates(self.rates, k))
 
     def speedup(self, batch: int, k: int, length: float | None = None) -> float:

@@ -169,7 +169,7 @@ def _noncentral_tail(x: float, degrees: int, extra: float) -> float:
 
 
 def _bisected(below: Callable[[float], bool]) -> float:
-    """Where `below` ends to hold, going up from 0."""
+    """The number at which `below`, which holds from 0 on, ceases to hold, found by bisection."""
     high = 1.0
     while below(high):
         high *= 2

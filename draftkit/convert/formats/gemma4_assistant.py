@@ -94,7 +94,7 @@ def _selected(facts: Facts) -> int:
 
 
 def _move(handle: TensorHandle, spec: Gemma4AssistantSpec) -> Move:
-    """What is there and never read is left out."""
+    """The move of a tensor; one that is stored and never read is dropped."""
     if KEYS_AND_VALUES.fullmatch(handle.name):
         return drop(handle, "its layers attend to the target's keys and values")
     if handle.name == "lm_head.weight" and spec.tied:

@@ -54,7 +54,7 @@ def encode(states: Tensor, encoding: Encoding) -> Encoded:
 
 
 def decode(encoded: Encoded, dtype: torch.dtype) -> Tensor:
-    """The states in `dtype`."""
+    """Decode stored states into `dtype`."""
     values, scales = encoded
     return values.to(dtype) if scales is None else (values.float() * scales).to(dtype)
 

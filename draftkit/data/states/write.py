@@ -332,7 +332,7 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
 def _manifest(
     settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample], schema: int
 ) -> Manifest:
-    """What the folder is to say, without shards."""
+    """The manifest of the folder, without its shards."""
     facts, located = target.facts, target.located
     layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
     if len(set(layers)) < len(layers) or not all(0 <= layer <= facts.num_hidden_layers for layer in layers):
@@ -364,7 +364,7 @@ def _dtype(settings: StatesSettings) -> torch.dtype:
 
 
 def _scratch_bytes(settings: StatesSettings, manifest: Manifest) -> int:
-    """What vLLM's own files of a shard take."""
+    """The bytes that vLLM's own files of one shard take on the disk."""
     if settings.vllm_python is None:
         return 0
     return manifest.shard_tokens * manifest.num_states * manifest.hidden_size * _dtype(settings).itemsize

@@ -27,7 +27,8 @@ def loads(spec: DraftSpec, layout: str) -> bool:
 
 
 def refusal_of_target(spec: DraftSpec, target: TargetFacts) -> str | None:
-    """Why llama.cpp aborts with a target: its graph hands out none of the states that the draft reads; or None."""
+    """Why llama.cpp aborts with a target, because its graph gives out none of the states that the draft reads; None
+    where it does not."""
     kind = _kind(target)
     if spec.architecture.aux_layer_ids is None or kind in WITH_LAYER_INPUTS:
         return None

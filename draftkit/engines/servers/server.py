@@ -65,23 +65,23 @@ class Server(ABC):
         return possible(lambda: self.answer(request, end_ids), request, self.api.root)
 
     def version(self) -> str | None:
-        """Its release."""
+        """The release of the server; None where it does not say."""
         return None
 
     def draft(self) -> str | None:
-        """What it says that it drafts with."""
+        """The draft that the server says it uses; None where it does not say."""
         return None
 
     def speculates(self) -> bool | None:
-        """Whether it drafts; None where it does not say."""
+        """Whether the server drafts; None where it does not say."""
         return None
 
     def counted(self) -> Counters:
-        """What it has counted so far. Raises `FormatError` for what are no counts."""
+        """The counters of the server since its start. Raises `FormatError` for values that are not counts."""
         return Counters()
 
     def counters(self) -> Counters:
-        """The same. Raises `SourceError`."""
+        """The same as `counted`, with a `SourceError` that says where the metrics cannot be read."""
         try:
             return self.counted()
         except FormatError as error:

@@ -24,7 +24,7 @@ from draftkit.requests import Request
 
 
 class CompletionsClient:
-    """A server behind `api`."""
+    """A server with OpenAI's completions, reached through `api`."""
 
     def __init__(self, api: Api):
         self.api = api

@@ -25,7 +25,7 @@ HINT = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --serv
 
 
 class VllmProcess:
-    """A running worker."""
+    """A process in which vLLM runs, and its pipes."""
 
     def __init__(self, process: subprocess.Popen[str], python: str, log: Path):
         self._process = process
@@ -49,7 +49,7 @@ class VllmProcess:
         raise self._failure()
 
     def tell(self, value: object) -> None:
-        """Send one line."""
+        """Send one JSON value as a line to the worker."""
         assert self._process.stdin is not None
         try:
             print(json.dumps(value), file=self._process.stdin, flush=True)

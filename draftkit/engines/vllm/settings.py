@@ -1,4 +1,4 @@
-"""Where vLLM runs."""
+"""Settings of vLLM: the environment that it runs in and its engine arguments."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import ClassVar
 from draftkit.errors import require_count, require_setting
 from draftkit.io.settings import setting
 
-STARTED = "vLLM, started here"  # what most of these mean anything for
+STARTED = "vLLM, started here"  # the engine for which most of these settings have a meaning
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """vLLM on this machine.
+    """Settings of a vLLM that draftkit runs on this machine.
 
     `python`: the interpreter of an environment with vLLM; None takes the running one. `engine_arguments` go to
     `vllm.LLM` over draftkit's own, and what they have under `speculative_config` over what is known of the draft.

@@ -70,7 +70,8 @@ class ServerEngine(BaseEngine):
         return self.job.seen(served_heading(self, target, source, "served", settings))
 
     def matches(self, heading: Heading, cell: Cell) -> bool:
-        """Its cells have the K that it drafts with, whatever K was named."""
+        """Whether a cell is what the heading asks for, except for K: a server drafts with the K that it was started
+        with."""
         return replace(heading, num_speculative_tokens=cell.num_speculative_tokens).key == cell.key
 
     @contextmanager

@@ -77,7 +77,7 @@ class VllmEngine(BaseEngine):
             yield run
 
     def _arguments(self, source: str | None, asked: Conversations) -> dict[str, object]:
-        """Those of `vllm.LLM`: with a `speculative_config` where there is a draft."""
+        """The arguments of `vllm.LLM`, with a `speculative_config` where there is a draft."""
         settings, vllm, target = asked.settings, self.settings, self.job.opened_target
         device = device_named(settings.device)
         longest = asked.longest

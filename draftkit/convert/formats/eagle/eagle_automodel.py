@@ -47,7 +47,7 @@ READ = LAYER_KEYS | {
 
 
 def recognize(checkpoint: Checkpoint) -> int:
-    """Its prefix or class name, or, after its script for vLLM, the flag in the config."""
+    """NeMo Automodel's files have its prefix or class name, or the flag that its script for vLLM adds to the config."""
     layer = "layers.0.hidden_norm.weight"
     marked = "LlamaEagle3DraftModel" in checkpoint.architectures or "parallel_drafting" in checkpoint.config
     return 3 if f"model.{layer}" in checkpoint.tensors or (marked and layer in checkpoint.tensors) else 0

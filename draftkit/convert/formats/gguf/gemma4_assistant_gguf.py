@@ -204,7 +204,7 @@ def _text(config: dict[str, object]) -> dict[str, Any]:
 
 
 def _metadata(assistant: Gemma4AssistantSpec) -> dict[str, object]:
-    """The keys, each stated."""
+    """Every metadata key of the file, none of them left to a default."""
     text, layers = _text(assistant.config), len(assistant.layer_types)
     width, sliding = _width(assistant, FULL), _width(assistant, SLIDING)
     rope: Mapping[str, Any] = text["rope_parameters"]

@@ -82,7 +82,7 @@ class TargetHeads:
 
     @property
     def missing(self) -> list[str]:
-        """Those of them that are not there, nor under the name of a packed weight."""
+        """The wanted tensors that the checkpoint lacks, under their own name and under that of a packed weight."""
         modules = {name.rpartition(".")[0] for name in self.tensors if name.endswith(PACKED)}
         return [n for n in self.wanted if n not in self.tensors and n.removesuffix(".weight") not in modules]
 

@@ -72,7 +72,7 @@ class LlamaCppServer(Server):
         )
 
     def body(self, request: Request) -> dict[str, object]:
-        """What `/completion` is asked."""
+        """The body of a request to `/completion`."""
         drawn = sampling_of(request)
         return {
             "prompt": self._rendered(request) if request.messages else list(request.prompt),
@@ -117,7 +117,7 @@ class LlamaCppServer(Server):
 
 
 def _chunk(event: Event) -> Chunk | None:
-    """What an event adds."""
+    """The part of an answer that one event of its stream adds."""
     when, said = event
     tokens, shown = said.get("tokens"), said.get("completion_probabilities")
     if not isinstance(tokens, list) or not tokens:

@@ -26,7 +26,7 @@ HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
 
 class SglangServer(Server):
-    """A `python -m sglang.launch_server`."""
+    """A server that `python -m sglang.launch_server` runs."""
 
     engine = owner = "sglang"
 
@@ -45,7 +45,8 @@ class SglangServer(Server):
         return answer_of(chunks, began, _counts(events[-1][1].get("meta_info")))
 
     def _chat(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
-        """By messages the counts come with answers that are not streamed, and so without times of single tokens."""
+        """Answer a request that is sent as messages. SGLang gives its counts only with answers that are not streamed,
+        and so there are no times of single tokens."""
         body = {"model": self.model, "stream": False, "return_meta_info": True, **prompt_of(request)}
         body |= {"logprobs": True, "top_logprobs": request.alternatives, **sampling_of(request)}
         ((_, event),) = self.api.ask("/v1/chat/completions", body | endings(request, end_ids), stream=False)
@@ -72,7 +73,7 @@ class SglangServer(Server):
         return bool(info["speculative_algorithm"]) if "speculative_algorithm" in info else None
 
     def counted(self) -> Counters:
-        """Those of a server that was started with `--enable-metrics`."""
+        """The counters that the server shows if it was started with `--enable-metrics`; none otherwise."""
         try:
             samples = parse_samples(self.api.page("/metrics"))
         except SourceError:
@@ -114,7 +115,7 @@ def _chunks(events: list[Event], alternatives: int) -> list[Chunk]:
 
 
 def _told(meta: object, otherwise: int) -> int:
-    """How many tokens an answer has so far."""
+    """How many tokens of output an event says that the answer has so far."""
     count = meta.get("completion_tokens") if isinstance(meta, dict) else None
     return count if isinstance(count, int) else otherwise
 

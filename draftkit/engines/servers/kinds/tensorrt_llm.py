@@ -30,7 +30,7 @@ from draftkit.requests import Request
 
 
 class TensorrtServer(Server):
-    """A `trtllm-serve`."""
+    """A server that `trtllm-serve` runs."""
 
     engine, owner = "tensorrt-llm", "tensorrt_llm"
 

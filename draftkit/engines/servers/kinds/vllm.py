@@ -14,7 +14,7 @@ from draftkit.requests import Request
 
 
 class VllmServer(Server):
-    """A `vllm serve`."""
+    """A server that `vllm serve` runs."""
 
     engine = owner = "vllm"
 
