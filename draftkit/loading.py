@@ -50,17 +50,17 @@ class OpenedTarget:
 
     @property
     def config_folder(self) -> Path:
-        """Its folder, of which only the small files need be there."""
+        """The target's folder, of which only the small files need be there."""
         return self.located.folder
 
     @cached_property
     def folder(self) -> Path:
-        """Its folder with the weights."""
+        """The target's folder with its weights, which are fetched if need be."""
         return self.located.fetch()
 
     @cached_property
     def facts(self) -> TargetFacts:
-        """What conversions need to know of it."""
+        """The facts of the target that conversions need."""
         return target_facts(self.located)
 
     @cached_property
@@ -72,8 +72,8 @@ class OpenedTarget:
 
     @cached_property
     def language_model(self) -> PretrainedConfig:
-        """What is said of its language model: by its configuration as transformers reads it, or, of an architecture
-        that transformers does not know and other engines may, by the file alone."""
+        """The configuration of the target's language model: as transformers reads it, or, for an architecture that
+        transformers does not know and other engines may, as the file states it."""
         if isinstance(self._read, UnsupportedTarget):
             return PretrainedConfig.from_dict(language_model(self.located.config))
         return self._read.get_text_config()
@@ -102,7 +102,7 @@ class OpenedTarget:
 
     @cached_property
     def refusal(self) -> UnsupportedTarget | None:
-        """Why draftkit's own runtime does not run it, from its configuration alone; None where it does.
+        """Why draftkit's own runtime does not run the target, by its configuration alone; None where it does.
 
         Raises `DraftkitError` for what is no target of any engine.
         """
@@ -119,7 +119,7 @@ class OpenedTarget:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer. Raises `DraftkitError`, and says so where the target is a draft itself."""
+        """The target's tokenizer. Raises `DraftkitError`, and says so where the target is a draft itself."""
         try:
             return load_tokenizer(self.config_folder, "target")
         except DraftkitError:
@@ -144,7 +144,8 @@ class OpenedTarget:
         )
 
     def load_embeddings(self, *, device: str, dtype: torch.dtype) -> TargetEmbeddings:
-        """Its embedding and its output layer alone; `device` becomes the current one. Raises `DraftkitError`."""
+        """The target's embedding and its output layer alone; `device` becomes the current one. Raises
+        `DraftkitError`."""
         return load_embeddings(self.folder, self.own_config(whole=False), device=device, dtype=dtype)
 
 
@@ -195,8 +196,8 @@ class OpenedDraft:
 
     @cached_property
     def located(self) -> Located | None:
-        """Where its checkpoint lies; None of one without. Raises `SourceError`, which asks whether one without was
-        meant."""
+        """Where the draft's checkpoint lies; None for a draft without one. Raises `SourceError`, which asks whether one
+        without was meant."""
         if self.name == OWN_HEAD:
             self.target.located.fetch()
             return self.target.located
@@ -204,7 +205,7 @@ class OpenedDraft:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it has to be converted."""
+        """Whether the draft's checkpoint has to be converted first."""
         return self.located is not None and (self.name == OWN_HEAD or not self.located.is_unified)
 
     @cached_property
@@ -217,7 +218,7 @@ class OpenedDraft:
         return self.converted()
 
     def plan(self, to: str = UNIFIED) -> Conversion:
-        """How it is converted. Raises `DraftkitError`."""
+        """The conversion of the draft's checkpoint to the layout `to`. Raises `DraftkitError`."""
         assert self.located is not None
         if self.name == OWN_HEAD:
             return plan_conversion(self.located, to=to, format=OWN_HEAD)

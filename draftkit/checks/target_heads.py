@@ -260,7 +260,7 @@ def _scheme(module: Mapping[str, str]) -> str:
 
 
 def _has_own_rule(config: Mapping[str, object], heads: TargetHeads) -> bool:
-    """Whether the quantizer's settings name the heads at all."""
+    """Whether the quantizer's settings say anything about the heads."""
     return any(prefix.rstrip(".") in json.dumps(_settings(config)) for prefix in heads.prefixes)
 
 

@@ -173,7 +173,7 @@ def _refuse_media(context: typer.Context, strict: bool) -> bool:
     return strict
 
 
-# As the one above.
+# Like `TrustOption`, it holds while the command runs.
 StrictOption = Annotated[
     bool,
     typer.Option(
@@ -191,7 +191,7 @@ def _spread(context: typer.Context, kind: str | None) -> str | None:
     return kind
 
 
-# As the one above.
+# Like `TrustOption`, it holds while the command runs.
 DeviceMapOption = Annotated[
     Literal["auto"] | None,
     typer.Option(

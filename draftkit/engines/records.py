@@ -163,7 +163,7 @@ class Answer:
         return max(len(self.tokens), self.count or 0)
 
     def equals(self, other: Answer) -> bool:
-        """Whether both say the same: token for token, or as text where a server names no tokens."""
+        """Whether two answers say the same: token for token, or as text where a server names no tokens."""
         return self.tokens == other.tokens if self.tokens and other.tokens else self.text == other.text
 
     def impossible(self, request: Request) -> str | None:

@@ -14,12 +14,12 @@ from draftkit.layout.spec import DraftSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Whether a release has something.
+    """Whether a release has something, and the evidence for it.
 
     - `read_in`: the file of its package that says so; None where it was run.
     - `code`: what stands there, as `ast.unparse` writes it; `no_code`: what does not.
       `python -m scripts.check.releases` looks for both.
-    - `layout`: the only layout, as `--to` names it, in whose folders it has it; None for all.
+    - `layout`: the only layout, as `--to` names it, for whose folders this holds; None where it holds for all.
     - `runner`: the only one of its model runners that has it, as V2; None for all.
     - `when`: what it needs besides, or does otherwise than one would think, in words.
     - `thread`: where a fault is discussed.

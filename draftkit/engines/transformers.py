@@ -11,7 +11,7 @@ PRESENT = Release(
     methods=each(has("generation/configuration_utils.py", "self.use_mtp"), "use_mtp"),
 )
 
-# By `model_type`: whose heads it runs, and whose targets it refuses.
+# By `model_type`: the targets whose heads transformers runs, and those that it refuses.
 WITH_HEADS = each(has("modeling_layers.py", "MtpModel"), "deepseek_v3 glm4_moe")
 RECURRENT = each(
     lacks("generation/utils.py", "self._is_stateful"),

@@ -89,7 +89,7 @@ class LlamaCppSettings:
         return replace(self, log=log)
 
 
-# Of the engines that come with settings: an engine that is looked up by its name brings its own (`settings_type`).
+# The engines that come with settings. An engine that is looked up by its name brings its own (`settings_type`).
 ENGINE_SETTINGS: tuple[type[EngineSettings], ...] = (VllmSettings, LlamaCppSettings, ServerSettings)
 # The settings that have an option of their own, by its name.
 OPTIONS = {

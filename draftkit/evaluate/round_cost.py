@@ -30,11 +30,11 @@ from draftkit.targets.devices import device_named, dtype_named
 # Kernels of a captured round at temperature 0, as benchmarks/launches.md counts them for Llama and Qwen3: of a decoder
 # layer; of the target beside its layers, with the verdict; of a pass of a draft beside its layers; of drafting at all.
 PER_LAYER, PER_ROUND, PER_PASS, DRAFTING = 11, 47, 8, 25
-# Of the tensors of a draft.
-TABLE = re.compile(r"(^|\.)(embed_tokens|emb)\.")  # of which a token reads one row
+# Patterns for the names of a draft's tensors.
+TABLE = re.compile(r"(^|\.)(embed_tokens|emb)\.")  # a token reads one of its rows
 HEAD = re.compile(r"(^|\.)(lm_)?heads?\.")
 LAYER = re.compile(r"layers\.(\d+)\.")
-# Of measuring the device at hand.
+# How the device at hand is measured.
 READ = 1 << 27  # bytes of a matrix that no cache of a CPU's cores holds
 SQUARE = 1024  # rows of a matrix for products
 LAUNCHES = 1000

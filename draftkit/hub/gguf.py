@@ -18,7 +18,7 @@ from draftkit.io.jsonfile import dump
 
 ORIGINAL = "pass the folder or Hub id of the model that the file was made from"
 END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
-# Of llama.cpp's ways to split texts, those that set every digit apart and then split as GPT-2 does (`llama-vocab.cpp`).
+# Those of llama.cpp's ways to split texts that set every digit apart and then split as GPT-2 does (`llama-vocab.cpp`).
 DIGIT_BY_DIGIT = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 

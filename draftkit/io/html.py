@@ -29,12 +29,12 @@ def is_as_written(path: Path) -> bool:
 
 
 def said_html(sentence: str) -> str:
-    """What is to be read first."""
+    """A sentence in bold, which is to be read first."""
     return f"<p><b>{escape(sentence)}</b></p>"
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of text."""
+    """An HTML table with a row of headings, all of it plain text."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table>"

@@ -104,7 +104,7 @@ def _this_process() -> bytes:
 
 
 def _holder(path: Path) -> str:
-    """Which process holds a lock, as it has said."""
+    """The process that holds a lock, in words, as it has written it into the lock's file."""
     try:
         said = json.loads(path.read_bytes())
         return f"process {said['pid']} on {said['host']}, since {said['since']}: {said['command']}"

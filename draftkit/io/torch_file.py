@@ -231,7 +231,7 @@ class _Machine:
         self.opcodes = 0
 
     def run(self, stream: IO[bytes]) -> None:
-        """Walk through one pickle."""
+        """Read the instructions of one pickle, without carrying any of them out."""
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         for opcode, argument, _ in pickletools.genops(stream):

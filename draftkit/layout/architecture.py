@@ -185,7 +185,7 @@ class Architecture(ABC):
         return {}
 
     def limitations(self) -> list[str]:
-        """What a model card has to warn of."""
+        """Sentences about this draft that its model card has to carry as warnings."""
         return []
 
     def stored_in(self, dtype: str) -> Self:

@@ -77,7 +77,8 @@ class BlockConvolution:
         return {"conv_kernel_size": self.conv_taps, "conv_group_size": self.conv_group_size}
 
     def tensors(self, decoder: Decoder) -> dict[str, Shape]:
-        """Those of all layers. Raises `LayoutError` where groups of channels do not fill the width."""
+        """The tensors of the convolutions of all layers. Raises `LayoutError` where groups of channels do not fill the
+        width."""
         h, taps = decoder.hidden_size, self.conv_taps
         if h % self.conv_group_size:
             raise LayoutError(
@@ -192,12 +193,12 @@ class BlockDraft(Architecture):
         return [i - 1 for i in self.aux_layer_ids]
 
     def fusion_tensors(self) -> dict[str, Shape]:
-        """What makes the context of the captured states."""
+        """The tensors that make the context from the captured states."""
         h = self.decoder.hidden_size
         return {"fc.weight": (h, self.feature_size), "hidden_norm.weight": (h,)}
 
     def head_tensors(self) -> dict[str, Shape]:
-        """What the family adds to the body."""
+        """The tensors that the family adds to the body."""
         return {}
 
     def tensors(self) -> dict[str, TensorSchema]:
@@ -220,7 +221,7 @@ class BlockDraft(Architecture):
         return schema
 
     def head_keys(self) -> dict[str, object]:
-        """What the family adds to `dflash_config`."""
+        """The keys that the family adds to `dflash_config`."""
         return {}
 
     def nested_config(self) -> dict[str, object]:

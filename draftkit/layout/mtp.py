@@ -51,10 +51,11 @@ class HeadParts:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadKind:
-    """A kind of head.
+    """A kind of multi-token prediction head: where its tensors are, and how it computes.
 
-    - `prefix`: of its tensors, with {layer} for the number after the target's layers and {index} for the head's own.
-      `beside`: of tensors that all heads share, elsewhere.
+    - `prefix`: what the names of its tensors begin with, with {layer} for the number after the target's layers and
+      {index} for the head's own.
+      `beside`: the prefix of tensors that all heads share, where these lie elsewhere.
     - `parts`: None where a head is built in another way; `names` of tensors, without `.weight`, that each then has
       below its prefix. `run`: whether draftkit's runtime has been proved to draft as vLLM does with it.
     - `unstated`: where the config does not say how many there are, there are as many as its weights hold. `surplus`: by
@@ -87,13 +88,13 @@ class HeadKind:
     routing_bias: str | None = None
 
     def prefixes(self, count: int, num_hidden_layers: int) -> tuple[str, ...]:
-        """Those of `count` heads of a target with so many layers; one where all heads share it."""
+        """The prefixes of `count` heads of a target with so many layers; a single one where all heads share it."""
         every = (self.prefix.format(index=i, layer=num_hidden_layers + i) for i in range(count))
         return tuple(dict.fromkeys(every))
 
     @property
     def runnable_parts(self) -> HeadParts | None:
-        """Its parts where draftkit runs it."""
+        """The names of the head's parts, where draftkit's runtime runs this kind; None elsewhere."""
         return self.parts if self.run else None
 
     def spellings(self) -> tuple[HeadKind, ...]:

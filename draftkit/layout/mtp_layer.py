@@ -16,7 +16,7 @@ from draftkit.layout.target import language_model
 Sizes = tuple[int | None, ...]
 MAX_EXPERTS = 1 << 14
 
-# Of what is beside the experts: the key that says whether there is any, and what it is called.
+# For the modules beside the experts: the key that says whether there is any, and what it is called.
 SHARED = {
     "n_shared_experts": "mlp.shared_experts",
     "num_shared_experts": "mlp.shared_mlp",

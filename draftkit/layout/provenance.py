@@ -46,7 +46,8 @@ class FactOrigin:
 
     @property
     def certainty(self) -> tuple[int, int]:
-        """What to sort facts by: the most doubtful first, what the format is by definition last."""
+        """The key by which facts are sorted: the most doubtful first, those that hold by the format's definition
+        last."""
         if self.doubtful:
             return 0, DOUBTED.index(self.name)
         if self.assumed:

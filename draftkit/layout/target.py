@@ -41,7 +41,7 @@ class TargetFacts:
 
     @cached_property
     def tied(self) -> bool:
-        """Whether its head is its embedding table."""
+        """Whether the target's output layer is its embedding table."""
         stated = language_model(self.config).get("tie_word_embeddings", self.config.get("tie_word_embeddings"))
         return bool(class_defaults(self.config).get("tie_word_embeddings", False) if stated is None else stated)
 

@@ -67,7 +67,7 @@ class ResidualBlocks(nn.Module):
 
 
 def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
-    """Medusa's heads."""
+    """The module of a Medusa draft, with its weights."""
     spec = draft.spec.architecture.expect(MedusaSpec)
     check_sizes(draft, spec.target_hidden_size, target)
     with torch.device("meta"):

@@ -51,7 +51,7 @@ class MlpSpeculatorModel(nn.Module):
         return self.head[min(step, len(self.head) - 1)](state), state
 
     def advance(self, step: int, state: Tensor, tokens: Tensor) -> Tensor:
-        """The next state alone."""
+        """The state of the next step, without its logits."""
         embedding, projection, norm = (
             modules[min(step, len(modules) - 1)] for modules in (self.emb, self.proj, self.ln)
         )

@@ -86,7 +86,7 @@ class MtpModel(ChainModel):
 
     @property
     def target_ids(self) -> None:
-        """It drafts in the target's vocabulary."""
+        """None: MTP heads draft in the target's vocabulary."""
 
 
 class MtpHead(nn.Module):

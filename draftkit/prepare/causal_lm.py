@@ -16,7 +16,7 @@ from draftkit.prepare.vocabulary import Vocabulary
 
 
 def head_of(draft: Draft, owner: Vocabulary) -> Head:
-    """Its own output layer, tied or not."""
+    """The draft's own output layer, tied or not."""
     del owner
     lm = draft.spec.architecture.expect(CausalLMSpec)
     embedding, output, *_ = vocabulary_tensors(lm)

@@ -20,7 +20,7 @@ HEAD, OFFSETS = "lm_head.weight", "d2t"
 
 
 def head_of(draft: Draft, owner: Vocabulary) -> Head:
-    """Its head, or the one that it borrows of its target."""
+    """The draft's head, or the one that it borrows from its target."""
     eagle = draft.spec.architecture.expect(EagleSpec)
     if eagle.lm_head == "draft":
         weights = draft.tensors[HEAD]

@@ -69,7 +69,7 @@ def match_vocabularies(donor: Vocabulary, target: Vocabulary) -> list[Match]:
 
 
 def count_kinds(matches: Iterable[Match]) -> dict[MatchKind, int]:
-    """How many rows are of each kind."""
+    """How many rows have each kind of match."""
     counts = Counter(match.kind for match in matches)
     return {kind: counts[kind] for kind in KINDS}
 

@@ -85,7 +85,7 @@ class Pruning:
         return [{"id": i, "token": text, "why": why} for (i, why), text in zip(ids.items(), texts, strict=True)]
 
     def _new_refusal(self) -> str | None:
-        """Why vLLM must not load the result, where it could load the source."""
+        """Why vLLM must not load the pruned draft, where it could load the source."""
         if self.pruned is None or refusal_by_vllm(self.source.spec) is not None:
             return None
         return refusal_by_vllm(self.pruned.spec)

@@ -42,11 +42,11 @@ class Interval:
         return self.low, self.high
 
     def above(self, value: float) -> bool:
-        """Whether all of the interval is."""
+        """Whether the whole interval lies above the value."""
         return self.low is not None and self.low > value
 
     def below(self, value: float) -> bool:
-        """Whether all of the interval is."""
+        """Whether the whole interval lies below the value."""
         return self.high is not None and self.high < value
 
     def overlaps(self, other: Interval) -> bool:
@@ -61,7 +61,7 @@ NOTHING = dict.fromkeys(("mean", "low", "high"))  # how a file has the interval 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds."""
+    """Mean and percentiles of a latency, in milliseconds."""
 
     mean: float
     p50: float
@@ -355,7 +355,7 @@ class Cell(Heading):
 
     @property
     def latencies(self) -> tuple[Times | None, ...]:
-        """TTFT, TPOT and ITL."""
+        """The cell's TTFT, TPOT and ITL, in this order."""
         return self.ttft_ms, self.tpot_ms, self.itl_ms
 
     def to_dict(self) -> dict[str, Any]:

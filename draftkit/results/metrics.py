@@ -110,7 +110,7 @@ class Metric:
         return len({self.value(cell) for cell in cells}) > 1
 
 
-# Those of a view stand in this order. Every table of a card begins with those of "card".
+# A view shows its metrics in this order. Every table of a card begins with those of "card".
 METRICS = (
     Metric("target", "target", "target", "", ("csv",)),
     Metric("draft", "draft", "draft", "", ("csv",)),

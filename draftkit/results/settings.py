@@ -44,7 +44,7 @@ def read_schedule(text: str) -> dict[int, int]:
 
 
 def read_slices(text: str) -> tuple[str, ...]:
-    """`language,tools` → both."""
+    """The kinds of slices in a text such as `language,tools`, in its order, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
@@ -308,7 +308,7 @@ class Taken:
 
 DRAWN = ("draft_sampling", "draft_greedy_below", "draft_temperature", "draft_confidence")  # how drafts are drawn
 SCHEDULED = ("k_by_batch", "disable_above_batch")
-# By what serves: one that was started elsewhere, and vLLM, which is started with what it is asked.
+# The settings that each kind of engine takes: a server that was started elsewhere, and vLLM, which is started here.
 AS_STARTED = Taken(
     "a server, which runs as it was started",
     several_k=False,

@@ -44,7 +44,8 @@ class SlotCache:
         return self.layers[layer]
 
     def stored(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """What a layer has stored of positions below `length`: [S, G, length, D] and [S, G, length, E]."""
+        """The keys and values that a layer has stored of positions below `length`: [S, G, length, D] and [S, G, length,
+        E]."""
         keys, values = self.layers[layer, 1]
         return keys[:, :, :length], values[:, :, :length]
 
@@ -143,7 +144,7 @@ class CacheRows:
 
     @property
     def mask(self) -> Tensor:
-        """What is added to the scores of the rows: float32 [B, 1, T, length]."""
+        """The bias that is added to the scores of the rows: float32 [B, 1, T, length]."""
         return self.rows.bias(self._length, None, 1, torch.float32)
 
     def _store(self, name: Hashable, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ class Emitted(NamedTuple):
 
 
 class Verify(Protocol):
-    """A verification mode."""
+    """A verification mode: it decides which drafts are accepted, and which token the target adds."""
 
     def __call__(self, drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
         """Decide a round from the target's `logits` [B, K+1, V]; `start` int64 [B] is the position of the first draft.

@@ -354,7 +354,7 @@ class Engine:
         return explained(broken, self.target, self.drafter, tokens, max(self.k, 1))
 
     def _k_for(self, batch: int) -> int:
-        """How many tokens a batch of this size drafts."""
+        """How many tokens are drafted in a round with a batch of this size."""
         if not self.k_by_batch:
             return self.k
         return next((k for largest, k in self.k_by_batch.items() if batch <= largest), 0)

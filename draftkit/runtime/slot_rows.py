@@ -70,7 +70,7 @@ class SlotRows:
         self._copies: dict[torch.device, SlotRows] = {}
 
     def on(self, device: torch.device) -> SlotRows:
-        """These rows for tensors on a device: there, where the target is spread over several."""
+        """A copy of these rows for tensors on another device, as a target that is spread over several needs."""
         if device == self.slots.device:
             return self
         if device not in self._copies:
@@ -178,7 +178,7 @@ class SlotRows:
 
     @cached_property
     def _part(self) -> slice | Tensor:
-        """What selects the sequences from a pool."""
+        """The index that selects the sequences' slots from a pool."""
         if self.prompt and self.slots.is_cuda:  # a copy of them costs less than waiting for the device
             return self.slots
         slots = self._slot_list

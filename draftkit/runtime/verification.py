@@ -217,7 +217,7 @@ def _expected(passing: Tensor) -> Tensor:
 
 
 def _count(like: Tensor) -> Tensor:
-    """1 … K."""
+    """The numbers 1 … K, on the device of `like` [B, K]."""
     return torch.arange(1, like.shape[1] + 1, device=like.device)
 
 

@@ -104,7 +104,7 @@ def keeps_states(kind: str) -> bool:
 
 
 def attends(kind: str) -> bool:
-    """Whether transformers keeps keys and values for them."""
+    """Whether transformers keeps keys and values for these layers."""
     return issubclass(_cache_class(kind), CacheLayerMixin)
 
 
@@ -129,7 +129,7 @@ def sizes_of(config: PretrainedConfig) -> list[int]:
 
 
 class _Layer(LinearAttentionLayer):
-    """A layer's states."""
+    """The recurrent states of one layer, as transformers' modules ask for them."""
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: object) -> Tensor:
         """Take the tensor as it is, where transformers copies it."""
@@ -256,7 +256,7 @@ class RowByRow:
 
 
 def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What a module of transformers is called for: [B, T, H]."""
+    """The hidden states [B, T, H] that a module of transformers is called with."""
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
 

@@ -105,7 +105,7 @@ class _Calls:
                 enclosing.linears.append((name.removeprefix(f"{outer}."), call.rows, output))
 
     def _note_states(self) -> None:
-        """Those that the cache was told of since are the innermost module's."""
+        """Note the states that the cache was told of since the last call as those of the innermost module."""
         for key in self.cache.keys:
             self._open[-1][1].states[key] = self.cache.layers[key.layer].get(key)
         self.cache.keys.clear()

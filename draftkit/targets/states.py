@@ -86,7 +86,7 @@ class TappedModel:
         """
         if self.aux_layers is None:
             return None
-        # Those of a model that is spread lie where its layers do.
+        # The states of a model that is spread over devices lie where its layers do.
         features = torch.cat([states[i].to(tokens.device) for i in self.aux_layers.states], dim=-1)
         if features.shape != (*tokens.shape, self.feature_size):
             shape = list(next(iter(states.values())).shape)

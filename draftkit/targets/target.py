@@ -146,7 +146,7 @@ class Target(TappedModel):
         return TargetOutput(logits, self.features(states, tokens))
 
     def _cache(self, kv: KeyValues) -> Latents | StateCache | None:
-        """What the model takes for transformers' cache."""
+        """The object that the model is given in the place of transformers' cache."""
         latents = kv.latents if self._compresses else None
         return StateCache(self._sizes, kv.states, latents) if self._recurrences else latents
 

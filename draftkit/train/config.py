@@ -36,7 +36,7 @@ OLD_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run.
+    """The configuration of a training run.
 
     `stream` is None unless states come from a worker while the run goes on, `on_policy` None for no such steps.
     """

@@ -69,12 +69,12 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, base: Located | No
 
 
 def _name(base: Located) -> str:
-    """What finds a model again from another folder: a path is made absolute."""
+    """A name by which a model is found again from another folder: a path is made absolute."""
     return base.name if base.repo is not None or base.name.startswith("zoo:") else str(base.path.absolute())
 
 
 def _learned(draft: nn.Module) -> Iterator[nn.Parameter]:
-    """What a parallel draft has beside its layers."""
+    """The parameters that a parallel draft has beside its layers."""
     for name, parameter in draft.named_parameters():
         if name.endswith(LEARNED):
             yield parameter

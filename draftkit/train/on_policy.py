@@ -108,7 +108,7 @@ class RejectionStage:
         self.seed = seed
 
     def due(self, step: int) -> bool:
-        """Whether rejections count more in this step: the same on all devices."""
+        """Whether rejections count more in this step; the answer is the same on all devices."""
         return random.Random(f"{self.seed} {step}").random() < self.settings.share
 
     def serve(self, recipe: Recipe, samples: Sequence[Sample], step: int) -> ServedSamples:

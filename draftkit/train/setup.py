@@ -222,7 +222,7 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
 
 @contextmanager
 def _no_empty_folder(out: Path) -> Iterator[None]:
-    """Where the body raises, take away the folder that transformers' trainer makes before it has anything to write."""
+    """Remove the folder that transformers' trainer makes before it has anything to write, where the body raises."""
     existed = out.exists()
     try:
         yield

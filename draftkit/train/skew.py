@@ -56,7 +56,7 @@ class Skew:
 
     @property
     def closed(self) -> bool:
-        """Whether they agree within their intervals."""
+        """Whether the simulated and the decoded length agree within their intervals."""
         return self.simulated.overlaps(self.decoded)
 
 

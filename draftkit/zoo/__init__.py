@@ -11,7 +11,7 @@ _MODELS = Path(__file__).parent / "models"
 
 
 def names() -> list[str]:
-    """The embedded models, sorted."""
+    """The names of the embedded models, sorted."""
     return sorted(folder.name for folder in _MODELS.glob("*/"))
 
 

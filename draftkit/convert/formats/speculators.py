@@ -118,5 +118,5 @@ def zero_biases(draft: Draft, architecture: Architecture, decoder: Decoder) -> l
 
 
 def has_attention_bias(decoder: Decoder) -> bool:
-    """Whether the layers are written with biases: the library's have four, or none."""
+    """Whether attention is written with biases: the library's layers have all four of them, or none."""
     return decoder.qkv_bias or decoder.output_bias

@@ -193,7 +193,7 @@ def serve(folder: Path, extractor: Extractor, alive: Callable[[], bool] = lambda
 
 
 def _answer(folder: Path, wanted: Path, manifest: Manifest, extractor: Extractor) -> bool:
-    """Whether the row was still wanted."""
+    """Write the states of a row, and return whether the row was still wanted."""
     try:
         texts = json.loads(wanted.read_bytes())
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from draftkit.errors import DraftkitError, SourceError, last_words
 
 PATIENCE = 600.0  # seconds that a model may take to load
 READY = Limits(silence=10.0, page=10.0)  # in which a server that is ready says so
-# With what the server computes in float32 throughout, as draftkit does: its caches are in float16 otherwise.
+# Arguments with which the server computes in float32 throughout, as draftkit does; its caches are float16 otherwise.
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
 
 

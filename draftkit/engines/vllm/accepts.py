@@ -71,5 +71,5 @@ def _class_of(spec: DraftSpec) -> str | None:
     names = draft.engine_config().get("architectures")
     if draft.own_model or draft.closed or not isinstance(names, list):
         return None
-    # It puts its method before the class of a plain model (`transformers_utils/configs/eagle.py`).
+    # vLLM puts its method before the class of a plain model (`transformers_utils/configs/eagle.py`).
     return f"Eagle{names[0]}" if draft.SERVED_AS.get("vllm", {}).get(spec.method) == "eagle" else str(names[0])

@@ -23,7 +23,7 @@ ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 REGISTRY = f"{MODELS}/registry.py"
 METRICS = "v1/spec_decode/metrics.py"
 FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
-# Of both releases: settings with conditions, and rules.
+# What both releases have in common: settings with conditions, and rules.
 KEYS = {
     "enable_adaptive_verification": has(RUNNER, "'adaptive draft verification'", runner="V2"),
     "use_heterogeneous_vocab": has(RUNNER, "'heterogeneous-vocabulary draft models'", runner="V1"),

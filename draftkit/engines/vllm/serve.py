@@ -10,7 +10,7 @@ from draftkit.engines.vllm.accepts import refusal_by_vllm, serving_notes_of, tok
 from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
-# Of folders that vLLM loads, as `--to` names them.
+# The layouts of folders that vLLM loads, as `--to` names them.
 LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "hf", "pard")
 
 

@@ -1,4 +1,4 @@
-"""Medusa's heads."""
+"""The facts of Medusa drafts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MedusaSpec(Architecture):
         return self.draft_vocab_size != self.vocab_size
 
     def passes(self, k: int) -> float:
-        """Each head once."""
+        """How often the weights are read to draft `k` tokens: each token reads one head."""
         return k / self.num_heads
 
     def tensors(self) -> dict[str, TensorSchema]:

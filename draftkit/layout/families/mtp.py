@@ -68,7 +68,7 @@ class MtpSpec(Architecture):
 
     @property
     def modules_run(self) -> int:
-        """How many of the modules draft."""
+        """How many of the modules draft: all where they take turns, else the first."""
         return self.num_modules if self.modules == "in_turn" else 1
 
     @property
@@ -126,7 +126,7 @@ class MtpSpec(Architecture):
 
 
 def _schema(sizes: Sizes, stored: StoredTensor | None, scaled: Collection[str]) -> TensorSchema:
-    """What a tensor must be: of these sizes, what is not known as it is stored."""
+    """The schema of a tensor with these sizes; a size that is not known is the stored one."""
     if stored is None:
         return TensorSchema(tuple(size or 0 for size in sizes))
     plain = stored.dtype in FLOATS or module_of(stored.name) not in scaled

@@ -231,7 +231,7 @@ def _serving_notes(draft: Draft) -> list[str]:
 
 
 def _training(draft: Draft) -> str:
-    """Where the weights come from."""
+    """A sentence of the card that says where the weights come from."""
     provenance = draft.provenance
     if provenance.format == "trained":
         return f"Trained with draftkit {provenance.draftkit_version} for {_linked(provenance.target)}."

@@ -118,7 +118,7 @@ def _sections(figures: Mapping[str, object], *, memory: bool, tokens: bool, comp
 
 
 def _settings(series: Sequence[Series]) -> str:
-    """Which of the measured settings stands in figures that show one."""
+    """A sentence that says which of the measured settings the figures show, where each shows only one."""
     settings = [f"K={one.main.num_speculative_tokens}, batch {one.main.concurrency}" for one in series]
     if len(set(settings)) == 1:
         return f"Measured at {settings[0]}."

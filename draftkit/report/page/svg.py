@@ -69,7 +69,7 @@ class Frame:
         return "M" + "L".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
 
     def x_ticks(self) -> Iterator[Tick]:
-        """Those of the lower axis whose texts do not run into each other."""
+        """The ticks of the lower axis whose texts do not overlap."""
         end = float("-inf")
         for value, text in self.chart.x.ticks:
             half = LETTER * cell_len(text) / 2

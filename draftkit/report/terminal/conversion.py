@@ -135,13 +135,13 @@ def after_inspecting(found: Reading | Draft, source: str, target: str | None) ->
 
 
 def _written(draft: Draft, layout: str, out: Path | None = None) -> str:
-    """What a conversion makes, and where."""
+    """A phrase that says what a conversion makes and where it is written."""
     made = f"{draft.spec.method}, {len(draft.tensors)} tensors, "
     return made + (f"{out} ({layout})" if out is not None else f"in the layout {layout}")
 
 
 def _format_title(name: str) -> str:
-    """What a format is, in words."""
+    """The title of a format, in words."""
     known = {format.NAME: format.TITLE for format in all_formats()}
     return known.get(name, "no draft of a known format" if name == UNKNOWN else name)
 
@@ -177,7 +177,8 @@ def _show_missing(console: Console, plan: Plan) -> None:
 
 
 def _show_facts(console: Console, facts: Sequence[FactOrigin], *, verbose: bool) -> None:
-    """Those that were assumed and would cost acceptance if wrong, or all if `verbose`; the most doubtful first."""
+    """Print the facts that were assumed and would cost acceptance if wrong, or all if `verbose`; the most doubtful
+    first."""
     ordered = sorted(facts, key=lambda fact: fact.certainty)
     doubtful = [fact for fact in ordered if fact.doubtful]
     if verbose:

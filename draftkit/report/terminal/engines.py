@@ -80,7 +80,7 @@ STYLES = {"no difference seen": "bold green", "numerics only": "bold yellow", "b
 
 
 def certificate(result: Certificate) -> Group:
-    """It in a few lines: the verdict, each difference, what would have been seen, and how it was asked."""
+    """A certificate in a few lines: the verdict, each difference, what would have been seen, and how it was asked."""
     style = STYLES.get(result.verdict, "bold yellow")
     head = Text(f"Losslessness of {result.draft} on {result.target} in {result.engine}: ").append(result.verdict, style)
     steps = Table.grid(padding=(0, 2))

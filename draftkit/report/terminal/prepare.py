@@ -21,7 +21,8 @@ MEANINGS = {
 
 
 def show_transplant(console: Console, result: Mapping[str, Any]) -> None:
-    """Where the rows come from, by number and by their part of a text, and the special tokens that go by role."""
+    """Print where the rows come from, by number and by their share of a text, and the special tokens matched by
+    role."""
     coverage = result["coverage"]
     table = Table("rows", "from", "number", *(["of the text"] if coverage else []))
     for kind, count in result["rows"].items():

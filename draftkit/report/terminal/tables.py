@@ -74,7 +74,7 @@ def show_evaluation(
 
 
 def show_verdicts(console: Console, result: Result) -> None:
-    """What to do, and the commands for it."""
+    """Print each verdict, which says what to do, with the commands for it."""
     for verdict in result.judged:
         console.print(verdict.sentence, style="bold")
         for command in verdict.commands.values():
@@ -110,7 +110,7 @@ def evaluation_table(result: Result) -> Table:
 
 
 def details_table(result: Result) -> Table:
-    """What else each cell measured."""
+    """The table of `--details`: everything else that each cell measured."""
     shown = metrics_of("details", result.cells)
     table = Table(caption=DETAILS)
     table.add_column("draft")
@@ -145,7 +145,7 @@ def _end(path: str) -> str:
 
 
 def _alike(paths: Iterable[tuple[str, ...]]) -> int:
-    """How many parts all begin with."""
+    """How many leading parts all paths have in common."""
     return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
 
 
@@ -190,7 +190,7 @@ def _shift(shift: Interval | None) -> str:
 
 
 def show_speed_model(console: Console, model: SpeedModel) -> None:
-    """Which K is fastest at which batch size, what it would bring, and how far such predictions were off.
+    """Print which K is fastest at which batch size, what it would bring, and how far such predictions were off.
 
     Where they were too far off, only that, and what to measure instead.
     """

@@ -106,5 +106,5 @@ def load_drafter(
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """It keeps nothing of its own."""
+    """No bytes: the assistant reads the target's keys and values and keeps none of its own."""
     return lambda capacity, k: 0

@@ -103,7 +103,7 @@ class Drafter(Protocol):
 
     @property
     def module(self) -> nn.Module | None:
-        """What computes its logits, None where nothing is learned."""
+        """The module that computes the drafter's logits; None where nothing is learned."""
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         """Make that room in every slot; everything known about earlier sequences is gone."""

@@ -87,5 +87,5 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """The text is kept."""
+    """The bytes of the slot's text, which is all that look-up keeps."""
     return text_bytes

@@ -93,7 +93,7 @@ class FusedMLP:
 
 
 class _Seen(NamedTuple):
-    """What an attention function was given."""
+    """The arguments that an attention function was called with."""
 
     module: nn.Module
     query: Tensor

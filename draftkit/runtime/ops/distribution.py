@@ -40,7 +40,8 @@ class Distribution(NamedTuple):
 
 
 def distribution(logits: Tensor, parameters: SamplingTensors) -> Distribution:
-    """That of `logits` [B, T, V], any float type, under temperature, min-p, top-k and top-p of each request."""
+    """The distribution of `logits` [B, T, V], of any float type, under temperature, min-p, top-k and top-p of each
+    request."""
     return Distribution(logits, parameters.scale, *row_statistics(logits, parameters))
 
 
@@ -52,7 +53,7 @@ def log_weights(p: Distribution) -> Tensor:
 
 
 def probabilities(p: Distribution) -> Tensor:
-    """float32 [B, T, V]."""
+    """The probabilities of all tokens: float32 [B, T, V]."""
     tokens = torch.arange(p.logits.shape[-1], device=p.logits.device)
     sampled = (log_weights(p) - p.log_sum[..., None]).exp()
     return torch.where(p.scale[:, None, None] == 0, (tokens == p.best[..., None]).float(), sampled)

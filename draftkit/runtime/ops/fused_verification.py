@@ -16,7 +16,7 @@ from draftkit.runtime.ops.sample import first_maximum, vocabulary_blocks
 
 
 def accept_drafts(drafted: Drafted, p: Distribution, stream: Stream) -> tuple[Tensor, Tensor]:
-    """`verification.accept_drafts`, its two results."""
+    """`verification.accept_drafts` in one kernel, with its two results."""
     rows, k = drafted.tokens.shape
     counts = torch.empty(rows, dtype=torch.int64, device=p.logits.device)
     target = torch.empty(rows, k, dtype=torch.float32, device=p.logits.device)
@@ -170,7 +170,7 @@ def _recovered_kernel(
 
 
 def count_matches(drafted: Drafted, chosen: Tensor) -> Tensor:
-    """`verification.count_matches`."""
+    """`verification.count_matches` in one kernel."""
     rows, k = drafted.tokens.shape
     accepted = torch.empty(rows, dtype=torch.int64, device=chosen.device)
     _matching_kernel[(rows,)](

@@ -27,8 +27,10 @@ _KTH, _FROM_KTH, _MASS, _NUCLEUS, _DONE = range(5)
 
 
 def row_floor(logits: Tensor, peak: Tensor, parameters: SamplingTensors) -> tuple[Tensor, Tensor]:
-    """By Triton, of `logits` [..., V] with the `peak` [...] of each row: the floor after min-p, then top-k, then top-p
-    on what is left by those two, and the logarithm of the mass above it as in `RowPeaks`, both float32 [...]."""
+    """The floor of each row of `logits` [..., V], computed by Triton from the `peak` [...] of the row.
+
+    It is the floor after min-p, then top-k, then top-p on what is left by those two. With it comes the logarithm of the
+    mass above it, as in `RowPeaks`; both are float32 [...]."""
     logits = logits.contiguous()
     size, rows = logits.shape[-1], peak.numel()
     shift, passes = _NEAREST[logits.dtype]

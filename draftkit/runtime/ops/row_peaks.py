@@ -39,8 +39,9 @@ def best_token(logits: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tenso
 
 
 def row_peaks(logits: Tensor, scale: Tensor | None, ids: Tensor | None = None) -> RowPeaks:
-    """By Triton, of `logits` [..., V]; `scale` float32 [B] each holds for as many rows as there are to one of B. `best`
-    as `ids` int64 [V] name it."""
+    """The peaks of `logits` [..., V], computed by Triton.
+
+    Each of `scale` float32 [B] holds for as many rows as there are to one of B. `best` is named by `ids` int64 [V]."""
     logits = logits.contiguous()
     shape, size = logits.shape[:-1], logits.shape[-1]
     rows = shape.numel()

@@ -43,7 +43,8 @@ class Candidates:
         return Likeliest(*logits.topk(self.k))
 
     def put(self, rows: Tensor, likeliest: Likeliest, target: Tensor, whole: RowDistribution) -> None:
-        """What is known of `rows` int64 [n]: `target` [n, Vd], the teacher's logits, `whole` [n] of all its tokens."""
+        """Store what is known of `rows` int64 [n]: `target` [n, Vd], the teacher's logits, and `whole` [n], their
+        statistics over all tokens."""
         self.logits[rows], self.ids[rows] = likeliest
         self.log_p[rows] = target.gather(-1, likeliest.ids) - whole.log_sum[:, None]
         self.best[rows] = whole.best

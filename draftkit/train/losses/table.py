@@ -62,7 +62,7 @@ class Contribution(NamedTuple):
 
 
 def ce(rows: LossRows) -> Contribution:
-    """−log q[label]."""
+    """Cross-entropy with the label: −log q[label]."""
     label = rows.labels[:, None]
     slope = torch.zeros_like(rows.log_q).scatter_(-1, label, -1)
     return Contribution(-rows.log_q.gather(-1, label)[:, 0], slope)
@@ -74,12 +74,12 @@ def soft_ce(rows: LossRows) -> Contribution:
 
 
 def kl(rows: LossRows) -> Contribution:
-    """Σ p log(p/q)."""
+    """Kullback-Leibler divergence from the target: Σ p log(p/q)."""
     return Contribution((rows.p * (rows.log_p - rows.log_q)).sum(-1), -rows.p)
 
 
 def reverse_kl(rows: LossRows) -> Contribution:
-    """Σ q log(q/p)."""
+    """Reverse Kullback-Leibler divergence: Σ q log(q/p)."""
     terms = rows.q * (rows.log_q - rows.log_p)
     return Contribution(terms.sum(-1), terms)  # a constant times q may be left out of a slope
 

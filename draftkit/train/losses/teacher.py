@@ -161,7 +161,7 @@ class Teacher:
         )
 
     def logits(self, positions: Tensor) -> Tensor:
-        """Over the draft vocabulary, divided by the temperature: float32 [n, Vd] at positions int64 [n]."""
+        """The logits over the draft vocabulary, divided by the temperature: float32 [n, Vd] at positions int64 [n]."""
         head = self.head.restricted
         return self.head.scale(head.logits(self.states[positions].to(head.weight.dtype)))
 

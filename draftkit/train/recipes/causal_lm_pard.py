@@ -164,7 +164,8 @@ class Pard(Recipe):
         )
 
     def hidden(self, batch: TrainingBatch, rows: ParallelRows, without: Tensor | None = None) -> Tensor:
-        """What the head reads of the rows that draft: [M, H]. `without` bool [D]: samples that have no features."""
+        """The states of the rows that draft, which the head reads: [M, H]. `without` bool [D]: samples that have no
+        features."""
         true = batch.tokens[:, rows.context]
         tokens = rows.place(true, true.new_tensor(self.mask_token_id))
         embeddings = self.draft.get_input_embeddings()(tokens)
@@ -176,7 +177,8 @@ class Pard(Recipe):
         return states[0, rows.drafting]
 
     def projected(self, batch: TrainingBatch, rows: ParallelRows, without: Tensor | None) -> Tensor:
-        """What PARD-2 adds to the embeddings [1, R, H]: of the feature before the anchor, zero before the first."""
+        """The projected features that PARD-2 adds to the embeddings [1, R, H]: those before the anchor, zero before the
+        first."""
         assert batch.features is not None
         assert self.features is not None
         absent = batch.positions == 0

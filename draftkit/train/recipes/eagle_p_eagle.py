@@ -136,7 +136,7 @@ class PEagle(EagleFamily):
         return self.compare(batch, drafts, teacher, weights, loss, reach)
 
     def hidden(self, batch: TrainingBatch, rows: ParallelRows) -> Tensor:
-        """What the head reads of the rows that draft: [M, H]."""
+        """The states of the rows that draft, which the head reads: [M, H]."""
         parallel = self.draft.spec.parallel
         features = batch.last if batch.features is None else batch.features
         assert parallel is not None
