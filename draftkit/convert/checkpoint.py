@@ -16,11 +16,10 @@ from draftkit.io.safetensors_file import read_safetensors
 from draftkit.io.tensors import open_checkpoint
 from draftkit.io.torch_file import read_torch, read_torch_tensor
 from draftkit.layout.block import MASK_FILE, NESTED
-from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts
+from draftkit.layout.target import ADAPTER_CONFIG, ADAPTER_PREFIX, TargetFacts
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-ADAPTER = "base_model.model."  # what peft puts before the names of the base model's modules
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Adapter:
 class Checkpoint:
     """What a format recognizes and plans from.
 
-    With an `adapter`, `config` is its base model's, and `tensors` are both's; the adapter's begin with `ADAPTER`. Of a
-    GGUF file, `config` is the metadata, an object for each first word of its keys.
+    With an `adapter`, `config` is its base model's, and `tensors` are those of both; the adapter's begin with
+    `ADAPTER_PREFIX`. The `config` of a GGUF file is its metadata, an object for each first word of its keys.
     """
 
     source: Located
@@ -179,8 +178,8 @@ def _open_adapter(source: Located) -> Checkpoint:
             expected="the Hub id or path of the model that the adapter was trained on",
         )
     changes = _adapter_tensors(source.path)
-    if foreign := [handle.name for handle in changes if not handle.name.startswith(ADAPTER)]:
-        raise FormatError(f"the adapter holds {', '.join(foreign)}", where=path, expected=f"names in {ADAPTER}…")
+    if foreign := [handle.name for handle in changes if not handle.name.startswith(ADAPTER_PREFIX)]:
+        raise FormatError(f"the adapter holds {', '.join(foreign)}", where=path, expected=f"names in {ADAPTER_PREFIX}…")
     try:
         base = locate(name, revision=revision)
     except SourceError as error:

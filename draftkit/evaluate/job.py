@@ -21,7 +21,7 @@ from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.results.cell import Heading
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.settings import SCHEDULED, Settings, Sweep
 from draftkit.targets.chat import template_sha256
 from draftkit.version import __version__
 
@@ -97,7 +97,6 @@ VARIED = (
     "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "acceptance_rates",
     "strict",
 )  # fmt: skip
-WHERE_GIVEN = ("k_by_batch", "disable_above_batch")  # K of a cell is then the largest
 
 
 def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dict[str, object]:
@@ -110,7 +109,7 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
     """The part of a result's provenance that states prompts and settings."""
-    left_out = {*VARIED, *(name for name in WHERE_GIVEN if getattr(settings, name) is None)}
+    left_out = {*VARIED, *(name for name in SCHEDULED if getattr(settings, name) is None)}
     shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
     return {

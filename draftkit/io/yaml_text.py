@@ -9,11 +9,11 @@ from pathlib import Path
 import yaml
 
 from draftkit.errors import DraftkitError
+from draftkit.io.jsonfile import MAX_DIGITS
 
 MAX_BYTES = 1 << 20  # settings are a few kB
 MAX_DEPTH = 20  # of lists and objects in each other
 MAX_VALUES = 10_000  # with those that an alias repeats
-MAX_DIGITS = 20  # of an integer: those of 64 bits
 
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?e[+-]?\d+", re.IGNORECASE)
 _EXPECTED = "settings as YAML"

@@ -23,7 +23,7 @@ SHARED = {
     "shared_expert_intermediate_size": "mlp.shared_expert",
 }
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.")
-FUSED = "mlp.experts.gate_up_proj"
+FUSED = "mlp.experts.gate_up_proj"  # of all experts, as some checkpoints have them
 ROUTERS = ("mlp.router.gate.weight", "mlp.gate.weight")
 
 

@@ -16,7 +16,7 @@ from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.records import excerpt
 
 SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight that is read, beside it
-MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say it, as vLLM reads it
+MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say how they quantized
 # What the tensors of a quantized module are called, but for a weight that keeps its name and a bias.
 PART = re.compile(
     r"\.(weight_(packed|scale|scale_inv|scale_2|global_scale|shape|zero_point|g_idx|format)|pre_quant_scale"

@@ -13,6 +13,7 @@ from draftkit.io.jsonfile import read_object
 
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 ADAPTER_CONFIG = "adapter_config.json"  # makes a folder one of peft's adapters
+ADAPTER_PREFIX = "base_model.model."  # what peft puts before the names of the base model's modules
 WRAPPERS = ("text_config", "llm_config", "language_config")  # where multi-modal configs keep their language model's
 
 

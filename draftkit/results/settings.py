@@ -307,7 +307,7 @@ class Taken:
 
 
 DRAWN = ("draft_sampling", "draft_greedy_below", "draft_temperature", "draft_confidence")  # how drafts are drawn
-SCHEDULED = ("k_by_batch", "disable_above_batch")
+SCHEDULED = ("k_by_batch", "disable_above_batch")  # K depends on the batch; that of a cell is the largest
 # The settings that each kind of engine takes: a server that was started elsewhere, and vLLM, which is started here.
 AS_STARTED = Taken(
     "a server, which runs as it was started",

@@ -31,6 +31,7 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.layout.mtp import head_patterns
+from draftkit.layout.quantization import MODELOPT_FILE
 from draftkit.layout.target import require_whole_model
 from draftkit.targets.device_map import map_layers, room_from
 from draftkit.targets.devices import use_device
@@ -278,7 +279,6 @@ def remote_code_hint(error: Exception) -> str | None:
     return "it brings Python code of its own: read that code, and pass --trust-remote-code to run it"
 
 
-BESIDE = "hf_quant_config.json"  # where ModelOpt says what it has done, if not in the configuration
 SCALES = ("_scale", "_scale_inv", ".scales", ".qzeros", ".weight_packed")  # how tensors of quantized weights end
 
 
@@ -314,7 +314,7 @@ def stays_quantized(config: PretrainedConfig) -> bool:
 
 def _stated(config: PretrainedConfig, folder: Path) -> dict[str, Any] | None:
     stated = getattr(config, "quantization_config", None)
-    if stated is None and (folder / BESIDE).is_file():
-        done = read_object(folder / BESIDE).get("quantization")
+    if stated is None and (folder / MODELOPT_FILE).is_file():
+        done = read_object(folder / MODELOPT_FILE).get("quantization")
         return {"quant_method": f"modelopt {done.get('quant_algo') if isinstance(done, dict) else ''}".strip()}
     return stated if stated is None or isinstance(stated, dict) else stated.to_dict()

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import Located
+from draftkit.layout.target import ADAPTER_PREFIX
 from draftkit.train.settings import LoraSettings
 
 ADAPTER = "default"
-PREFIX = "base_model.model."  # what peft puts before the names of the modules
 WEIGHTS_FILE = "adapter_model.safetensors"
 HEADS = {"lm_head", "head"}  # left as they are: they are most of a draft's weights
 LEARNED = (
@@ -103,7 +103,9 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
     out.mkdir()
     state = get_peft_model_state_dict(draft, adapter_name=ADAPTER)
     learned = {name: p for name, p in draft.named_parameters() if p.requires_grad and "lora_" not in name}
-    tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()}
+    tensors = {
+        f"{ADAPTER_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()
+    }
     save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
     configuration = copy(cast("dict[str, LoraConfig]", draft.peft_config)[ADAPTER])
     configuration.inference_mode = True
@@ -114,7 +116,7 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
 def load_adapter(draft: nn.Module, folder: Path) -> None:
     """Take over the adapter that `save_adapter` wrote."""
     # Adapters of earlier releases have no prefix.
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
+    tensors = {name.removeprefix(ADAPTER_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     own = dict(draft.named_parameters())
     with torch.no_grad():
         for name in [name for name in tensors if name in own]:

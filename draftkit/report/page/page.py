@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,7 +17,7 @@ from draftkit.report.format import measured_of, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
-from draftkit.report.page.svg import svg
+from draftkit.report.page.svg import TEMPLATES, svg
 from draftkit.results.cell import Cell, Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
@@ -26,7 +25,6 @@ from draftkit.results.record import Result
 from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
-TEMPLATES = Path(__file__).with_name("templates")
 
 
 def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Chart]) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftkit.io.html import signed
 from draftkit.report.page.chart import PALETTE, Chart, Line, linear
-from draftkit.report.page.svg import svg
+from draftkit.report.page.svg import TEMPLATES, svg
 from draftkit.train.log import TrainingCurve, ValidatedStep
 from draftkit.version import __version__
-
-TEMPLATES = Path(__file__).with_name("templates")
 
 
 def training_figures(curve: TrainingCurve) -> dict[str, Chart]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
-from draftkit.convert.checkpoint import ADAPTER, Checkpoint
+from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.detect import detect
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.causal_lm.causal_lm import full_names
@@ -25,7 +25,7 @@ from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.folder import tokenizer_files
-from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts
+from draftkit.layout.target import ADAPTER_CONFIG, ADAPTER_PREFIX, TargetFacts
 
 NAME = "lora"
 TITLE = "causal language model with a LoRA adapter (peft), merged"
@@ -126,7 +126,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 def _base_model(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
     """The tensors that the adapter changes, as it calls them: under the names that they have in the causal LM."""
-    tensors = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER)}
+    tensors = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER_PREFIX)}
     renames = full_names(tensors)
     return {renamed(name, renames): handle for name, handle in tensors.items()}
 
@@ -181,9 +181,9 @@ def _refusal(path: Path, what: str, reason: str) -> FormatError:
 def _read_changes(checkpoint: Checkpoint) -> Changes:
     changes = Changes({}, set(), {})
     for name, handle in checkpoint.tensors.items():
-        if not name.startswith(ADAPTER):
+        if not name.startswith(ADAPTER_PREFIX):
             continue
-        inner = name.removeprefix(ADAPTER)
+        inner = name.removeprefix(ADAPTER_PREFIX)
         if match := FACTOR.fullmatch(inner):
             weight = f"{match['module']}.weight"
             changes.factors.setdefault(weight, {})[match["factor"]] = handle

@@ -13,6 +13,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf.layers import (
+    CONFIG,
     Names,
     begin_reading,
     layer_metadata,
@@ -42,7 +43,6 @@ METHODS = ("draft-model",)
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 INTERLEAVED = ("llama",)
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-CONFIG = "draftkit.config"
 OUTSIDE_LAYERS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",

@@ -16,6 +16,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf.layers import (
+    CONFIG,
     ROPE_FACTORS,
     Names,
     begin_reading,
@@ -39,7 +40,6 @@ DESTINATION = "gguf"
 METHODS = ("gemma4-assistant",)
 
 ARCHITECTURE = "gemma4-assistant"
-CONFIG = "draftkit.config"  # the assistant's, verbatim
 SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SLIDING, FULL = "sliding_attention", "full_attention"
 ACTIVATION = "gelu_pytorch_tanh"

@@ -18,6 +18,7 @@ from draftkit.hub.locate import Located
 from draftkit.io.gguf_file import ARCHITECTURE, TOKENS, read_header
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.mtp import COPIES, HeadParts
+from draftkit.layout.mtp_layer import FUSED
 from draftkit.layout.target import TargetFacts, read_target_facts
 
 BESIDE = {
@@ -30,7 +31,6 @@ COPIED = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")  # of th
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 STACKED = re.compile(r"ffn_(gate|up|down)_exps\.weight")
-FUSED = "mlp.experts.gate_up_proj"  # of all experts, as some checkpoints have them
 LATENT, LATENT_KEYS, LATENT_VALUES = "self_attn.kv_b_proj.weight", "attn_k_b.weight", "attn_v_b.weight"
 NORM = "norm.weight"
 

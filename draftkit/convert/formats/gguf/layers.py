@@ -50,6 +50,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 FACTORED = "llama3"  # the kind of scaling that llama.cpp takes as a factor of each frequency
 SCALED_BY_KEY = ("linear",)
 OWN = "draftkit"  # what keys that only draftkit reads begin with
+CONFIG = f"{OWN}.config"  # the model's config.json, verbatim; beside heads, their target's
 ROPE_SCALING = f"{OWN}.rope_scaling"  # the parameters that the factors were computed from
 LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")

@@ -15,7 +15,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf.heads import COPIED, HEADS, GgufHeads, HeadNames
-from draftkit.convert.formats.gguf.layers import own_json, own_object
+from draftkit.convert.formats.gguf.layers import CONFIG, own_json, own_object
 from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.convert.formats.mtp.mtp import plan_heads
 from draftkit.convert.operations import carry_out
@@ -34,7 +34,7 @@ TITLE = "multi-token prediction heads (GGUF, llama.cpp)"
 DESTINATION = "gguf"
 METHODS = ("mtp",)
 
-CONFIG, WEIGHTS = "draftkit.config", "draftkit.weights"  # the target's, and what the checkpoint had of the heads
+WEIGHTS = "draftkit.weights"  # what the checkpoint had of the heads
 COPIES = "copies of the target's tables"  # the name of that fact
 OUTSIDE_LAYERS = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
 PROJECTION = ".nextn.eh_proj.weight"
