@@ -15,6 +15,7 @@ from typing import Protocol
 from draftkit.convert import formats
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats import gguf
 from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
@@ -80,7 +81,7 @@ def family_of(format: Format) -> str:
 def detect(checkpoint: Checkpoint) -> Format:
     """The format that recognizes the checkpoint best. Raises `FormatError` when none or several do."""
     refuse_by_name(checkpoint)
-    known = all_formats()
+    known = [format for format in all_formats() if _of_file(format) == checkpoint.source.path.is_file()]
     scores = {format.NAME: format.recognize(checkpoint) for format in known}
     matches = [format for format in known if scores[format.NAME] == max(scores.values()) > 0]
     if len(matches) == 1:
@@ -99,6 +100,11 @@ def detect(checkpoint: Checkpoint) -> Format:
         where=checkpoint.source.path,
         hint="draftkit formats lists what can be read",
     )
+
+
+def _of_file(format: Format) -> bool:
+    """Whether it is one of GGUF files, and not of folders."""
+    return format.__name__.startswith(f"{gguf.__name__}.")
 
 
 @dataclass(frozen=True)

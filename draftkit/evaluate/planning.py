@@ -17,9 +17,8 @@ from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packed_linear import kept_twice
-from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
-from draftkit.targets.device_map import room_from, spreads_targets
+from draftkit.targets.device_map import available_memory, room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint
 from draftkit.targets.pretrained import empty_model, stays_quantized

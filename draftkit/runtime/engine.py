@@ -34,12 +34,13 @@ from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packed_linear import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
-from draftkit.runtime.memory import require_memory
+from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
+from draftkit.targets.device_map import DISK, available_memory, is_spread
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 
@@ -251,7 +252,7 @@ class Engine:
             return
         capacity = max(capacity, self._capacity)
         self._capacity = 0
-        require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
+        _require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
         self._cache = SlotCache(self.num_slots, capacity, self.k)
         if self.drafter is not None:
             self.drafter.allocate(self.num_slots, capacity, self.k)
@@ -407,3 +408,22 @@ class Engine:
         if token in request.stop_token_ids:
             return "stop"
         return "length" if len(generation.tokens) >= request.max_new_tokens else None
+
+
+def _require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, capacity: int, k: int) -> None:
+    """Raise `DraftkitError` where the state of so many slots does not fit beside the weights, which are loaded."""
+    per_slot = slot_bytes(
+        target=target.slot_bytes,
+        draft=(drafter and drafter.slot_bytes) or (lambda capacity, k: 0),
+        feature_size=target.feature_size,
+        vocab_size=target.vocab_size,
+        itemsize=target.dtype.itemsize,
+        capacity=capacity,
+        k=k,
+    )
+    if is_spread(target.model):  # what a slot needs is too
+        places = {torch.device(place) for place in target.model.hf_device_map.values() if place != DISK}
+        available = sum(map(available_memory, places))
+    else:
+        available = available_memory(target.device)
+    MemoryPlan({}, per_slot, num_slots, capacity, available).require()

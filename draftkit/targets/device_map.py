@@ -42,9 +42,7 @@ def room_from(device: str, *, disk: bool = True) -> dict[str, int]:
     if device != "cpu":
         for number in range(int(device.partition(":")[2]), torch.cuda.device_count()):
             room[f"cuda:{number}"] = int(torch.cuda.mem_get_info(number)[0] * FOR_WEIGHTS)
-    import psutil  # not needed on one device
-
-    room["cpu"] = int(psutil.virtual_memory().available * FOR_WEIGHTS)
+    room["cpu"] = int(available_memory(torch.device("cpu")) * FOR_WEIGHTS)
     return room | ({DISK: 1 << 62} if disk else {})
 
 
@@ -99,6 +97,16 @@ def _outside(model: nn.Module, layers: set[nn.Module], names: Mapping[nn.Module,
 def is_spread(model: nn.Module) -> bool:
     """Whether a model's parts are in more than one place."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil  # not needed on a GPU
+
+    return psutil.virtual_memory().available
 
 
 _asked: ContextVar[bool] = ContextVar("device_map", default=False)

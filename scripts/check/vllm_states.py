@@ -33,8 +33,8 @@ from torch import Tensor
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.states import vllm as extraction
 from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.vllm import extracting_arguments
 from draftkit.data.states.write import StatesSettings, open_states_job
-from draftkit.engines.vllm.states import extracting_arguments
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts

@@ -35,9 +35,8 @@ from draftkit.data.states.encoding import BY_CHANNEL, channel_bytes, decode, enc
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import load_final_norm
 from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, target_sha256
-from draftkit.data.states.vllm import VllmExtractor
+from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
-from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors

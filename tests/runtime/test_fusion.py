@@ -36,9 +36,8 @@ from draftkit.runtime.fusion.layers import (
     FusedLayer,
     FusedMLP,
 )
-from draftkit.runtime.fusion.norms import FusedNorm, gated, gated_reference
+from draftkit.runtime.fusion.norms import FusedNorm, add_rms_norm, gated, gated_reference, rms_norm, rms_norm_reference
 from draftkit.runtime.fusion.packed_linear import joint_of
-from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from draftkit.runtime.fusion.rotary import (
     HeadNorms,
     angles,

@@ -41,9 +41,8 @@ from draftkit.data.states.stream import (
     run_worker,
     serve,
 )
-from draftkit.data.states.vllm import VllmExtractor
+from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.write import TargetExtractor, write_states
-from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.loading import open_target
 from draftkit.targets.states import FINAL, AuxLayers

@@ -1,4 +1,9 @@
-"""The states of targets that are too big for one process, from a vLLM installation of its own."""
+"""The states of targets that are too big for one process, from a vLLM installation of its own.
+
+Source: vLLM 0.32, whose `extract_hidden_states` writes a file for each prompt. It has `token_ids` [T] and
+`hidden_states` [T, ids, H], where id i is the state after i layers, and the number of layers stands for the state
+before the final norm.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,13 @@ from torch import Tensor, nn
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import load_final_norm
 from draftkit.engines.vllm.accepts import check_target
-from draftkit.engines.vllm.process import vllm_process
-from draftkit.engines.vllm.states import extracting_arguments, layer_ids, write_states
+from draftkit.engines.vllm.process import VllmProcess, vllm_process
 from draftkit.errors import FormatError
 from draftkit.io.atomic import scratch_folder
 from draftkit.targets.pretrained import trusts_remote_code
 
+# Only a step through the whole prompt is wanted, of which vLLM draws one token at least.
+SAMPLING = {"temperature": 0, "max_tokens": 1, "ignore_eos": True}
 Ask = Callable[[Sequence[list[int]]], list[Path]]  # prompts → the files that vLLM has written, as `write_states`
 
 
@@ -90,3 +96,51 @@ def vllm_extractor(
         )
         with vllm_process(python, arguments, device) as process:
             yield VllmExtractor(partial(write_states, process), layers, num_layers, norm)
+
+
+def extracting_arguments(
+    target: Path,
+    layer_ids: Sequence[int],
+    folder: Path,
+    *,
+    dtype: str,
+    longest: int,
+    tensor_parallel: int,
+    trust_remote_code: bool,
+) -> dict[str, object]:
+    """The arguments of `vllm.LLM` to write states to `folder`; `longest`: tokens of a prompt, at most."""
+    max_model_len = longest + 1
+    return {
+        "model": str(target),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "enforce_eager": True,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max(max_model_len, 8192),
+        "tensor_parallel_size": tensor_parallel,
+        "trust_remote_code": trust_remote_code,
+        # A cached prefix or a prompt in chunks would leave states out.
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+        },
+    }
+
+
+def layer_ids(layers: Sequence[int], num_layers: int) -> list[int]:
+    """The ids that vLLM is asked for: it gives each once, in the order of the layers."""
+    return sorted({*layers, num_layers})
+
+
+def write_states(process: VllmProcess, prompts: Sequence[list[int]]) -> list[Path]:
+    """The files of the prompts' states, complete. Raises `DraftkitError` as `VllmProcess.ask`."""
+    outputs = process.ask([{"tokens": tokens, "sampling": SAMPLING} for tokens in prompts])["outputs"]
+    return [Path(str(output["states"])) for output in outputs]

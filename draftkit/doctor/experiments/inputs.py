@@ -16,8 +16,8 @@ from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
 from draftkit.evaluate.prompts import encode_prompt
 from draftkit.layout.facts import with_facts as other_facts
-from draftkit.runtime.memory import available_memory
 from draftkit.targets.chat import load_tokenizer, render, token_ids
+from draftkit.targets.device_map import available_memory
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, TargetOutput
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftkit.runtime.fusion.rms_norm import rms_norm_reference
+from draftkit.runtime.fusion.norms import rms_norm_reference
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 
 
