@@ -1,7 +1,8 @@
 """The command line: parse, call the public API, render.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 known failure, 2 usage, 3 measured but below the
-required acceptance length, 130 interrupted, 143 ended by SIGTERM, 129 by SIGHUP. DRAFTKIT_DEBUG=1 shows tracebacks.
+required acceptance length or worse than before, 4 measured but undecided, 130 interrupted, 143 ended by SIGTERM, 129 by
+SIGHUP. DRAFTKIT_DEBUG=1 shows tracebacks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from draftkit.cli import data, prepare
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import certify, evaluate, plan
+from draftkit.cli.gate import gate
 from draftkit.cli.options import join_words
 from draftkit.cli.output import replace_what_streams_lack
 from draftkit.cli.panels import PanelCommand
@@ -41,6 +43,7 @@ app.command(cls=PanelCommand)(inspect)
 app.command(cls=PanelCommand)(formats)
 app.command(name="eval", cls=PanelCommand)(evaluate)
 app.command(cls=PanelCommand)(certify)
+app.command(cls=PanelCommand)(gate)
 app.command(cls=PanelCommand)(plan)
 app.command(cls=PanelCommand)(doctor)
 app.command(cls=PanelCommand)(train)

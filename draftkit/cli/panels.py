@@ -15,6 +15,7 @@ EXAMPLES = {
     "formats": "draftkit formats",
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
+    "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
     "settings": "draftkit settings eval acceptance_rates",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",

@@ -369,7 +369,7 @@ def _falls(difference: Interval | None) -> bool:
 
 
 def _over_context(answers: Sequence[Generation], early: Sequence[Sequence[Round]]) -> Interval | None:
-    """Long prompts against short ones: every prompt is in one of the two, and resampled in both alike."""
+    """Long prompts against short ones: every prompt is in one of the two."""
     if not answers:
         return None
     middle = median(len(g.request.prompt) for g in answers)

@@ -19,12 +19,12 @@ from draftkit.evaluate.prompts import Prompt
 from draftkit.results.cell import Cell, Heading, Interval, PromptRecord, Slice, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
-    bootstrap_length,
     conditional_rates,
     contrast,
     drafted_acceptance_length,
     expected_acceptance_length,
     known,
+    length_over_prompts,
     lengths_by_convention,
     percentiles,
     quantiles,
@@ -140,6 +140,7 @@ def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase 
             answer.num_tokens,
             seconds,
             thinks=bool(THOUGHT.search(text)) if text else None,
+            drafts=answer.drafts.num_drafts if answer.skipped else None,
         )
         if plain is not None:
             tokens, seconds = plain.answers[number].num_tokens, plain.latencies[number]
@@ -150,7 +151,7 @@ def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase 
 
 def _length(answers: Sequence[Answer]) -> Interval:
     """The acceptance length with its interval, from the counts of each prompt."""
-    return bootstrap_length([(a.drafts.num_accepted_tokens, a.rounds) for a in answers if a.drafts and a.rounds])
+    return length_over_prompts([(a.drafts.num_accepted_tokens, a.rounds) for a in answers if a.drafts and a.rounds])
 
 
 def _by_category(run: Run) -> dict[str, Interval | None]:
@@ -264,4 +265,4 @@ def _slice(name: str, records: Sequence[PromptRecord], labels: Sequence[Sequence
         for within in (True, False)
     )
     shift = contrast(inside, outside) if inside and outside else None
-    return Slice(name, len(inside), known(bootstrap_length(inside)), shift)
+    return Slice(name, len(inside), known(length_over_prompts(inside)), shift)

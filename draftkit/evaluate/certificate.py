@@ -21,10 +21,11 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Lane, PromptProgress, ReferenceAnswers, Run
-from draftkit.evaluate.two_samples import NOTHING, ChiSquare, RankTest, detectable_rate, holm, homogeneity, rank_test
+from draftkit.evaluate.two_samples import NOTHING, ChiSquare, RankTest, detectable_rate, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.settings import Settings, Sweep
+from draftkit.results.statistics import holm
 
 _log = logging.getLogger(__name__)
 

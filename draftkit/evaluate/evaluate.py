@@ -47,6 +47,7 @@ def evaluate_draft(
     predict: bool = False,
     saved: ResultFile | None = None,
     records: Path | None = None,
+    weigh: bool = False,
 ) -> Result:
     """Measure drafts against their target.
 
@@ -61,7 +62,8 @@ def evaluate_draft(
 
     `advise` times rounds and says which K would be fastest at which batch size; `predict` tells acceptance at other
     temperatures and K. Cells that `saved` holds are not measured again, and each that is measured is written there at
-    once. `records`: a file to which the raw record of every round is appended.
+    once, with the digest of the target's weights, which `weigh` takes without it. `records`: a file to which the raw
+    record of every round is appended.
 
     Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
     what `eval --json` prints. Raises `DraftkitError`.
@@ -74,7 +76,8 @@ def evaluate_draft(
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
-        job = Job(target, drafts, sweep, stack, resumes=saved is not None, records=records is not None)
+        resumes = saved is not None or weigh
+        job = Job(target, drafts, sweep, stack, resumes=resumes, records=records is not None)
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
 

@@ -18,7 +18,7 @@ from draftkit.evaluate.prompts import ChatMessage, Prompt, encode_messages
 from draftkit.requests import Request
 from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.settings import Settings
-from draftkit.results.statistics import bootstrap_ratio, student
+from draftkit.results.statistics import speedup_over_prompts, student
 from draftkit.runtime.records import Generation
 from draftkit.targets.chat import token_ids
 
@@ -332,7 +332,7 @@ def speedup_interval(speedup: float, prompts: Sequence[PromptRecord], error: flo
 
     None where either cannot be told.
     """
-    found = bootstrap_ratio(prompts)
+    found = speedup_over_prompts(prompts)
     if found is None or found.bounds is None or error == inf:
         return None
     low, high = (log(bound / found.mean) for bound in found.bounds)

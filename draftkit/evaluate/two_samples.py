@@ -148,15 +148,6 @@ def detectable_rate(trials: int, power: float) -> float:
     return 1.0 if trials == 0 else -math.expm1(math.log1p(-power) / trials)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for all of them being looked at (Holm 1979), in the given order."""
-    adjusted, least = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = least
-    return adjusted
-
-
 def _noncentral_tail(x: float, degrees: int, extra: float) -> float:
     """The probability that a χ² statistic exceeds `x` where the distributions' difference adds `extra` to it: a Poisson
     mixture of central ones.

@@ -23,9 +23,9 @@ OTHERS = {"engine": "other"}  # one that only other engines' cells have
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the 95 % interval of a bootstrap over prompts.
+    """A mean with its 95 % interval over prompts.
 
-    `low` and `high` are None of a single prompt, which tells nothing of others. `prompts`: how many were resampled;
+    `low` and `high` are None of a single prompt, which tells nothing of others. `prompts`: how many there were;
     older files do not say.
     """
 
@@ -106,8 +106,9 @@ class NearTie:
 class PromptRecord:
     """What one request did: the sums of which statistics over prompts are made.
 
-    `seconds`: from its start to its last token, the mean of all passes; None where the engine does not say. What begins
-    with `plain` is of plain decoding. `thinks`: whether the answer thinks aloud, where that was looked for.
+    `drafts`: the rounds that had a draft, there where not all of them did. `seconds`: from its start to its last token,
+    the mean of all passes; None where the engine does not say. What begins with `plain` is of plain decoding. `thinks`:
+    whether the answer thinks aloud, where that was looked for.
     """
 
     id: str
@@ -118,6 +119,7 @@ class PromptRecord:
     plain_tokens: int | None = None
     plain_seconds: float | None = None
     thinks: bool | None = field(default=None, metadata=OPTIONAL)
+    drafts: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)

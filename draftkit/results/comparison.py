@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draftkit.results.cell import Cell, Interval, PromptRecord
 from draftkit.results.record import Result
-from draftkit.results.statistics import RESAMPLES
-
-Pairs = Sequence[tuple[PromptRecord, PromptRecord]]
+from draftkit.results.statistics import gain, ratio_over_prompts
 
 
 @dataclass(frozen=True)
 class ComparedCells:
     """One setting before and after. `gained`: acceptance length, after − before; `faster`: output speed, after /
-    before. Both over the same prompts (a paired bootstrap); without bounds where the files do not hold those."""
+    before. Both over the same prompts; without bounds where the files do not hold those."""
 
     before: Cell
     after: Cell
@@ -55,11 +52,12 @@ def _compared(before: Cell, after: Cell) -> ComparedCells:
     one, other = before.acceptance_length, after.acceptance_length
     gained = None if one is None or other is None else Interval(other.mean - one.mean, None, None)
     if pairs:
-        gained = _paired(pairs, lambda rows: _length(a for _, a in rows) - _length(b for b, _ in rows))
+        gained = gain([(b.accepted, b.rounds) for b, _ in pairs], [(a.accepted, a.rounds) for _, a in pairs])
     speeds = (before.tokens_per_second, after.tokens_per_second)
     faster = Interval(speeds[1] / speeds[0], None, None) if speeds[0] and speeds[1] else None
-    if pairs and all(b.seconds and a.seconds for b, a in pairs):
-        faster = _paired(pairs, lambda rows: _speed(a for _, a in rows) / _speed(b for b, _ in rows))
+    timed = [(a.seconds, a.tokens, b.seconds, b.tokens) for b, a in pairs if a.seconds and b.seconds]
+    if len(timed) == len(pairs) > 1:
+        faster = ratio_over_prompts(timed)
     return ComparedCells(before, after, gained, faster)
 
 
@@ -68,22 +66,3 @@ def _pairs(before: Cell, after: Cell) -> Iterator[tuple[PromptRecord, PromptReco
     one, other = ({p.id: p for p in cell.by_prompt or ()} for cell in (before, after))
     if one.keys() == other.keys() and before.prompts_sha256 == after.prompts_sha256:
         yield from ((one[id], other[id]) for id in one if one[id].rounds and other[id].rounds)
-
-
-def _paired(pairs: Pairs, statistic: Callable[[Pairs], float]) -> Interval:
-    """The statistic with its interval over prompts, the same ones on both sides."""
-    if len(pairs) < 2:
-        return Interval(statistic(pairs), None, None, len(pairs))
-    generator = random.Random(0)
-    found = sorted(statistic(generator.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    return Interval(statistic(pairs), found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], len(pairs))
-
-
-def _length(prompts: Iterator[PromptRecord]) -> float:
-    rows = list(prompts)
-    return 1 + sum(p.accepted for p in rows) / sum(p.rounds for p in rows)
-
-
-def _speed(prompts: Iterator[PromptRecord]) -> float:
-    rows = list(prompts)
-    return sum(p.tokens for p in rows) / sum(p.seconds or 0.0 for p in rows)

@@ -8,17 +8,15 @@ skipped, both are the same.
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from math import cos, isnan, pi, sin, sqrt, tan
+from math import atan, cos, exp, isnan, log, log1p, pi, sin, sqrt, tan
 from statistics import fmean
 
 from draftkit.results.cell import QUANTILES, Interval, PromptRecord, Times
 from draftkit.runtime.records import Generation, Round
 
-RESAMPLES = 2000
-PAIRED_RESAMPLES = 10_000  # tails that many comparisons share are thin
 LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
 
 Sums = Sequence[tuple[float, int]]  # of each prompt: accepted draft tokens, measured or expected, and rounds
@@ -29,21 +27,57 @@ def drafted_rounds(generations: Sequence[Generation]) -> list[Round]:
     return [r for g in generations for r in g.rounds if r.drafted]
 
 
-def acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic over prompts, its standard error, and the degrees of freedom that the error is known with."""
+
+    value: float
+    error: float
+    degrees: float
+
+    def half(self, share: float = 0.95) -> float:
+        """Half the interval that holds the true value in this share of all cases, by Student's t."""
+        return student(self.degrees, share) * self.error
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """The difference of two that share no prompts (Welch 1947, Satterthwaite 1946)."""
+        one, two = self.error**2, other.error**2
+        degrees = self.degrees + other.degrees
+        if one + two > 0:
+            degrees = (one + two) ** 2 / (one**2 / self.degrees + two**2 / other.degrees)
+        return Estimate(self.value - other.value, sqrt(one + two), degrees)
+
+
+def jackknife(rows: Sequence[Sequence[float]], statistic: Callable[[Sequence[float]], float]) -> Estimate:
+    """A statistic of the sums of the rows' columns, a row for each of at least two prompts.
+
+    Its standard error is told by leaving out each prompt in turn (Tukey 1958). With Student's t it holds the true
+    value as often as it says from 10 prompts on, which a percentile bootstrap does from some 80 on
+    (`benchmarks/intervals.md`).
+    """
+    prompts, totals = len(rows), [sum(column) for column in zip(*rows, strict=True)]
+    without = [statistic([total - own for total, own in zip(totals, row, strict=True)]) for row in rows]
+    middle = fmean(without)
+    variance = (prompts - 1) / prompts * sum((value - middle) ** 2 for value in without)
+    return Estimate(statistic(totals), sqrt(variance), prompts - 1)
+
+
+def acceptance_length(generations: Sequence[Generation]) -> Interval:
     """Mean acceptance length 1 + accepted / rounds, the target's own token counted, over all rounds.
 
-    Prompts are resampled, not rounds, because the rounds of one answer resemble each other. NaN without any round.
+    The interval is over prompts, not rounds, because the rounds of one answer resemble each other. NaN without any
+    round.
     """
-    return bootstrap_length([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds], seed)
+    return length_over_prompts([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds])
 
 
-def drafted_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+def drafted_acceptance_length(generations: Sequence[Generation]) -> Interval:
     """The same over the rounds in which something was drafted, as vLLM counts."""
     drafting = [[r.accepted for r in g.rounds if r.drafted] for g in generations]
-    return bootstrap_length([(sum(accepted), len(accepted)) for accepted in drafting if accepted], seed)
+    return length_over_prompts([(sum(accepted), len(accepted)) for accepted in drafting if accepted])
 
 
-def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+def expected_acceptance_length(generations: Sequence[Generation]) -> Interval:
     """The acceptance length that the target's and the draft's probabilities in the same forwards predict.
 
     Draft token k+1 counts with its probability of standing wherever the k before it stand: Σ_v min(p_v, q_v) where
@@ -51,16 +85,23 @@ def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0)
     a gap between the two beyond chance is a bug. Of drawn drafts under coupled verification it is what rejection would
     accept, a few points more. NaN without any round.
     """
-    return bootstrap_length(expected_sums([g.rounds for g in generations if g.rounds]), seed)
+    return length_over_prompts(expected_sums([g.rounds for g in generations if g.rounds]))
 
 
-def bootstrap_length(sums: Sums, seed: int = 0) -> Interval:
+def length_over_prompts(sums: Sums) -> Interval:
     """The mean length with its interval, which a single prompt does not have; NaN of nothing."""
-    if len(sums) < 2:
+    drafting = [row for row in sums if row[1]]
+    if len(drafting) < 2:
         return Interval(mean_length(sums), None, None, len(sums))
-    generator = random.Random(seed)
-    means = sorted(mean_length(generator.choices(sums, k=len(sums))) for _ in range(RESAMPLES))
-    return Interval(mean_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000], len(sums))
+    found = log_length(drafting)
+    mean, half = mean_length(sums), found.half()
+    return Interval(mean, max(mean * exp(-half), min(mean, 1.0)), mean * exp(half), len(sums))
+
+
+def log_length(sums: Sums) -> Estimate:
+    """The logarithm of the mean length of at least two prompts with rounds, whose intervals are more even than those of
+    the length."""
+    return jackknife(sums, lambda totals: log1p(totals[0] / totals[1]))
 
 
 def expected_sums(rounds: Sequence[Sequence[Round]]) -> Sums:
@@ -70,50 +111,44 @@ def expected_sums(rounds: Sequence[Sequence[Round]]) -> Sums:
 
 def mean_length(sums: Sums) -> float:
     """The acceptance length; NaN without any round."""
-    rounds = sum(rounds for _, rounds in sums)
-    return 1 + sum(accepted for accepted, _ in sums) / rounds if rounds else float("nan")
+    return _length([sum(accepted for accepted, _ in sums), sum(rounds for _, rounds in sums)])
 
 
-def gain(before: Sums, after: Sums, comparisons: int, seed: int = 0) -> Interval:
+def _length(totals: Sequence[float]) -> float:
+    accepted, rounds = totals
+    return 1 + accepted / rounds if rounds else float("nan")
+
+
+def gain(before: Sums, after: Sums, comparisons: int = 1) -> Interval:
     """By how much the acceptance length grows, with an interval that holds for all of `comparisons` at 95 %.
 
-    Prompts are resampled, the same ones on both sides (a paired bootstrap); each of the comparisons gets its share of
-    the 5 % (Bonferroni), so that among many changes that do nothing, none seems to help.
+    The prompts are the same ones on both sides; each of the comparisons gets its share of the 5 % (Bonferroni), so that
+    among many changes that do nothing, none seems to help.
     """
-    import torch  # which reading a result does without
-
-    prompts = len(before)
-    if prompts < 2:
-        return Interval(mean_length(after) - mean_length(before), None, None, prompts)
-    drawn = torch.randint(prompts, (PAIRED_RESAMPLES, prompts), generator=torch.Generator().manual_seed(seed))
-    ones = torch.ones_like(drawn, dtype=torch.float64)
-    counts = torch.zeros_like(ones).scatter_add_(1, drawn, ones)  # of each prompt in each resample
-
-    def lengths(sums: Sums) -> torch.Tensor:
-        accepted, rounds = torch.tensor(sums, dtype=torch.float64).T
-        return 1 + (counts @ accepted) / (counts @ rounds)
-
-    differences = (lengths(after) - lengths(before)).nan_to_num()  # a sample without any round
-    tail = 0.025 / max(comparisons, 1)
-    low, high = differences.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(mean_length(after) - mean_length(before), low, high, prompts)
+    mean, prompts = mean_length(after) - mean_length(before), len(before)
+    rows = [(*one, *other) for one, other in zip(before, after, strict=True)]
+    if prompts < 2 or isnan(mean):
+        return Interval(mean, None, None, prompts)
+    found = jackknife(rows, lambda totals: _length(totals[2:]) - _length(totals[:2]))
+    half = found.half(1 - 0.05 / max(comparisons, 1))
+    return Interval(mean, *_around(mean, half), prompts)
 
 
-def contrast(one: Sums, other: Sums, seed: int = 0) -> Interval:
-    """How much longer the length of `one` is than that of `other`, of other prompts; both are resampled."""
-    generator = random.Random(seed)
+def contrast(one: Sums, other: Sums) -> Interval:
+    """How much longer the length of `one` is than that of `other`, of other prompts."""
     mean, fewest = mean_length(one) - mean_length(other), min(len(one), len(other))
     if fewest < 2:
         return Interval(mean, None, None, fewest)
-
-    def drawn(sums: Sums) -> float:
-        return mean_length(generator.choices(sums, k=len(sums)))
-
-    found = sorted(drawn(one) - drawn(other) for _ in range(RESAMPLES))
-    return Interval(mean, found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], fewest)
+    half = (jackknife(one, _length) - jackknife(other, _length)).half()
+    return Interval(mean, *_around(mean, half), fewest)
 
 
-def bootstrap_ratio(prompts: Sequence[PromptRecord], seed: int = 0) -> Interval | None:
+def _around(mean: float, half: float) -> tuple[float | None, float | None]:
+    """The bounds; none where leaving out a prompt leaves no round."""
+    return (None, None) if isnan(half) else (mean - half, mean + half)
+
+
+def speedup_over_prompts(prompts: Sequence[PromptRecord]) -> Interval | None:
     """How many times faster a token comes with the draft, by the times of each prompt; None without such times."""
     timed = [
         (p.seconds, p.tokens, p.plain_seconds, p.plain_tokens)
@@ -122,24 +157,44 @@ def bootstrap_ratio(prompts: Sequence[PromptRecord], seed: int = 0) -> Interval 
     ]
     if len(timed) < max(len(prompts), 2):
         return None
+    return ratio_over_prompts(timed)
 
-    def ratio(rows: Sequence[tuple[float, int, float, int]]) -> float:
-        seconds, tokens, plain_seconds, plain_tokens = map(sum, zip(*rows, strict=True))
-        return (plain_seconds / plain_tokens) / (seconds / tokens)
 
-    generator = random.Random(seed)
-    found = sorted(ratio(generator.choices(timed, k=len(timed))) for _ in range(RESAMPLES))
-    return Interval(ratio(timed), found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], len(timed))
+def ratio_over_prompts(rows: Sequence[tuple[float, float, float, float]]) -> Interval:
+    """How many times as many tokens a second there are by the first two columns, seconds and tokens of each of at least
+    two prompts, as by the last two."""
+
+    def ratio(totals: Sequence[float]) -> float:
+        seconds, tokens, other_seconds, other_tokens = totals
+        return log((other_seconds / other_tokens) / (seconds / tokens))
+
+    found = jackknife(rows, ratio)
+    mean, half = exp(found.value), found.half()
+    return Interval(mean, mean * exp(-half), mean * exp(half), len(rows))
 
 
 @cache
-def student(degrees: int) -> float:
-    """Student's t for a two-sided 95 %: half the interval of a mean, in standard errors."""
+def student(degrees: float, share: float = 0.95) -> float:
+    """Student's t, two-sided: half the interval of a mean, in standard errors, that holds it in this share of cases."""
     low, high = 0.0, pi / 2
     for _ in range(60):  # halvings, of which a double has no use for more
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_within(middle, degrees) < 0.95 else (low, middle)
+        low, high = (middle, high) if _share_between(middle, degrees) < share else (low, middle)
     return sqrt(degrees) * tan(low)
+
+
+def student_below(value: float, degrees: float) -> float:
+    """The probability that Student's t is below a value."""
+    within = _share_between(atan(abs(value) / sqrt(degrees)), degrees)
+    return (1 + within) / 2 if value > 0 else (1 - within) / 2
+
+
+def _share_between(angle: float, degrees: float) -> float:
+    """The share within ±√degrees · tan(angle); between whole degrees, where Welch's lie, a line."""
+    whole = max(int(degrees), 1)
+    part = degrees - whole
+    share = _share_within(angle, whole)
+    return share if part <= 0 else (1 - part) * share + part * _share_within(angle, whole + 1)
 
 
 def _share_within(angle: float, degrees: int) -> float:
@@ -151,6 +206,15 @@ def _share_within(angle: float, degrees: int) -> float:
         term *= (power + 1) / (power + 2) * cos(angle) ** 2
     share = sin(angle) * total
     return 2 / pi * (angle + share) if odd else share
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for all of them being looked at (Holm 1979), in the given order."""
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = least
+    return adjusted
 
 
 def known(interval: Interval) -> Interval | None:

@@ -38,7 +38,7 @@ from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.cell import Interval
-from draftkit.results.statistics import bootstrap_length, contrast, gain
+from draftkit.results.statistics import contrast, gain, length_over_prompts
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import train_draft
@@ -227,8 +227,8 @@ def compare(before: SimulatedAcceptance, after: SimulatedAcceptance) -> Iterator
         yield AdaptedSlice(
             name=name.removeprefix("source="),
             samples=len(inside),
-            before=bootstrap_length(old),
-            after=bootstrap_length(new),
+            before=length_over_prompts(old),
+            after=length_over_prompts(new),
             gained=gain(old, new, comparisons),
             behind=contrast(old, general) if general and name != "source=general" else None,
         )

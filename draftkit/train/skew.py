@@ -30,7 +30,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.cell import Interval
-from draftkit.results.statistics import bootstrap_length
+from draftkit.results.statistics import length_over_prompts
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
@@ -96,7 +96,7 @@ def measure_skew(
         simulated=[[r.accepted for r in found.rounds] for found in judged],
         decoded=[_served_rounds(answer, found) for answer, found in zip(answers, generations, strict=True)],
     )
-    decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
+    decoded = length_over_prompts([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
     return Skew(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "skew")))
 
 

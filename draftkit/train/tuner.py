@@ -21,7 +21,7 @@ from draftkit.data.states.online import OnlineStates, check_lengths, load_traini
 from draftkit.errors import DraftkitError
 from draftkit.loading import OpenedDraft, open_target
 from draftkit.results.cell import Interval
-from draftkit.results.statistics import Sums, bootstrap_length
+from draftkit.results.statistics import Sums, length_over_prompts
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
@@ -48,13 +48,13 @@ class SimulatedAcceptance:
 
     @cached_property
     def length(self) -> Interval:
-        """The mean length with the 95 % interval of a bootstrap over samples; NaN without any round."""
-        return bootstrap_length(list(self.sums.values()))
+        """The mean length with the 95 % interval over samples; NaN without any round."""
+        return length_over_prompts(list(self.sums.values()))
 
     @cached_property
     def by_category(self) -> dict[str, Interval]:
         """The length of each category of samples."""
-        return {name: bootstrap_length(self.of(name)) for name in sorted(set(self.categories))}
+        return {name: length_over_prompts(self.of(name)) for name in sorted(set(self.categories))}
 
     def of(self, category: str) -> Sums:
         """The sums of a category's samples."""

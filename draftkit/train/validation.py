@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from draftkit.results.cell import Interval
-from draftkit.results.statistics import bootstrap_length
+from draftkit.results.statistics import length_over_prompts
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Chains, Recipe
 
@@ -117,8 +117,8 @@ def held_out_loss(recipe: Recipe, batch: TrainingBatch) -> float:
 
 
 def acceptance(judged: Iterable[Judged]) -> Interval:
-    """The acceptance length over all rounds, with the 95 % interval of a bootstrap over samples."""
-    return bootstrap_length([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])
+    """The acceptance length over all rounds, with the 95 % interval over samples."""
+    return length_over_prompts([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])
 
 
 def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict[str, float]:

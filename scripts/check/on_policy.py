@@ -35,7 +35,7 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_model, open_draft
 from draftkit.requests import SamplingParameters
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
 from draftkit.train.settings import OnPolicy, Optimization, Validation
@@ -150,12 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "way", "steps", "CPU s", "acceptance length", "of each seed", "against going on as before",
         title=f"{options.draft} on {TARGET}, K={K}, T=0, {options.seeds} seeds, weight {options.weight:g}",
     )  # fmt: skip
-    length = bootstrap_length(before)
+    length = length_over_prompts(before)
     table.add_row("the draft as it was", "0", "", f"{length.mean:.3f} [{length.low:.3f}, {length.high:.3f}]", "", "")
     pooled = {name: pool([run["sums"] for run in of]) for name, of in runs.items()}
     for name, of in runs.items():
-        length = bootstrap_length(pooled[name])
-        each = ", ".join(f"{bootstrap_length(run['sums']).mean:.3f}" for run in of)
+        length = length_over_prompts(pooled[name])
+        each = ", ".join(f"{length_over_prompts(run['sums']).mean:.3f}" for run in of)
         won = gain(pooled[AS_BEFORE], pooled[name], comparisons=1)
         table.add_row(
             name, str(of[0]["steps"]), f"{sum(run['seconds'] for run in of) / len(of):.0f}",

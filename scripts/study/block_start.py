@@ -34,7 +34,7 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.io.records import from_dict, to_dict
 from draftkit.loading import open_draft
 from draftkit.models.dflash import DFlashModel
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.bases.dflash import BlockRecipe, fresh_block_draft
 from draftkit.train.recipes.bases.initialization import begin_as_target
@@ -153,7 +153,7 @@ def main() -> None:
             if key not in found:
                 found[key] = study.run(way, seed)
                 options.out.write_text(json.dumps(found))
-                print(f"{key}: {bootstrap_length(found[key]['sums']).mean:.3f}", flush=True)
+                print(f"{key}: {length_over_prompts(found[key]['sums']).mean:.3f}", flush=True)
     Console(width=150).print(table(found, options.only, options.seeds))
 
 
@@ -163,14 +163,14 @@ def table(found: dict[str, Any], ways: Sequence[str], seeds: int) -> Table:
     for way in ways:
         runs = [found[f"{way}, seed {seed}"] for seed in range(seeds)]
         sums = pool([run["sums"] for run in runs])
-        length, won = bootstrap_length(sums), gain(first, sums, comparisons=1) if first else None
+        length, won = length_over_prompts(sums), gain(first, sums, comparisons=1) if first else None
         first = first or sums
         shown.add_row(
             way,
             f"{sum(run['losses'][0] for run in runs) / seeds:.1f}",
             f"{sum(sum(run['losses'][-10:]) for run in runs) / seeds / 10:.2f}",
             f"{length.mean:.3f} [{length.low:.3f}, {length.high:.3f}]",
-            ", ".join(f"{bootstrap_length(run['sums']).mean:.3f}" for run in runs),
+            ", ".join(f"{length_over_prompts(run['sums']).mean:.3f}" for run in runs),
             "" if won is None else f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]",
             f"{sum(run['seconds'] for run in runs) / seeds:.0f}",
         )

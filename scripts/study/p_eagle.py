@@ -36,7 +36,7 @@ from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.io.records import from_dict, to_dict
 from draftkit.loading import open_draft
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.train.attention import ChainSteps
 from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import linear_loss
@@ -304,7 +304,7 @@ def main() -> None:
                 recipe, seconds = study.train(VARIANTS[name], options.steps, seed)
                 found[key] = study.judge(recipe) | {"seconds": seconds}
                 kept.write_text(json.dumps(found))
-                length = bootstrap_length(found[key]["sums"]).mean
+                length = length_over_prompts(found[key]["sums"]).mean
                 print(f"{key}: {length:.3f} in {seconds:.0f} s", flush=True)
     Console(width=150).print(table(found, options))
 
@@ -321,11 +321,11 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> Table:
         sums = pool([run["sums"] for run in runs])
         if trained and not first:
             first = sums
-        length, won = bootstrap_length(sums), gain(first, sums, comparisons=1) if first else None
+        length, won = length_over_prompts(sums), gain(first, sums, comparisons=1) if first else None
         shown.add_row(
             name,
             f"{length.mean:.3f} [{length.low:.3f}, {length.high:.3f}]",
-            ", ".join(f"{bootstrap_length(run['sums']).mean:.3f}" for run in runs) if trained else "",
+            ", ".join(f"{length_over_prompts(run['sums']).mean:.3f}" for run in runs) if trained else "",
             "" if won is None else f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]",
             " ".join(f"{sum(run['accepted'][k] for run in runs) / len(runs):.2f}" for k in range(K)),
             f"{sum(run['seconds'] for run in runs) / len(runs):.0f}" if trained else "",

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from draftkit.io.records import from_dict, to_dict
 from draftkit.loading import open_draft
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from scripts.check.on_policy import pool
@@ -142,7 +142,7 @@ def main() -> None:
                     recipe, seconds = ways.train(way, steps, seed)
                     found[key] = {"sums": ways.judge(recipe), "seconds": seconds}
                     kept.write_text(json.dumps(found))
-                    print(f"{key}: {bootstrap_length(found[key]['sums']).mean:.3f} in {seconds:.0f} s", flush=True)
+                    print(f"{key}: {length_over_prompts(found[key]['sums']).mean:.3f} in {seconds:.0f} s", flush=True)
     Console(width=150).print(table(found, options))
 
 
@@ -152,13 +152,13 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> Table:
         title=f"{options.seconds:g} s of steps each, {options.seeds} seeds",
     )  # fmt: skip
     for name in options.only:
-        start = bootstrap_length(found[name]["start"])
+        start = length_over_prompts(found[name]["start"])
         shown.add_row(name, "as it starts", "", "", "", f"{start.mean:.3f} [{start.low:.3f}, {start.high:.3f}]", "", "")
         first: list[tuple[int, int]] = []
         for way, steps in found[name]["steps"].items():
             runs = [found[f"{name}, {way}, seed {seed}"] for seed in range(options.seeds)]
             sums = pool([run["sums"] for run in runs])
-            length, won = bootstrap_length(sums), gain(first, sums, comparisons=1) if first else None
+            length, won = length_over_prompts(sums), gain(first, sums, comparisons=1) if first else None
             first = first or sums
             shown.add_row(
                 name,
@@ -167,7 +167,7 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> Table:
                 str(steps),
                 f"{sum(run['seconds'] for run in runs) / len(runs):.0f}",
                 f"{length.mean:.3f} [{length.low:.3f}, {length.high:.3f}]",
-                ", ".join(f"{bootstrap_length(run['sums']).mean:.3f}" for run in runs),
+                ", ".join(f"{length_over_prompts(run['sums']).mean:.3f}" for run in runs),
                 "" if won is None else f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]",
             )
     return shown

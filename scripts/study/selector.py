@@ -33,7 +33,7 @@ from draftkit.data.samples import read_training_samples
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.layout.folder import Draft
 from draftkit.loading import open_draft
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.train.recipes.bases.dflash import BlockRecipe
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
@@ -137,7 +137,7 @@ def main() -> None:
                 if key not in found:
                     found[key] = study.run(way, seed)
                     options.out.write_text(json.dumps(found))
-                    print(f"{key}: {bootstrap_length(found[key]['sums']).mean:.3f}", flush=True)
+                    print(f"{key}: {length_over_prompts(found[key]['sums']).mean:.3f}", flush=True)
     Console(width=150).print(table(found, options))
 
 
@@ -155,15 +155,15 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> Table:
             f"{sum(run['steps'] for run in runs) / len(runs):.0f}",
             f"{sum(run['seconds'] for run in runs) / len(runs):.0f}",
             _length(sums),
-            ", ".join(f"{bootstrap_length(run['sums']).mean:.3f}" for run in runs),
-            f"{bootstrap_length(pool([run['without'] for run in runs])).mean:.3f}" if "without" in runs[0] else "",
+            ", ".join(f"{length_over_prompts(run['sums']).mean:.3f}" for run in runs),
+            f"{length_over_prompts(pool([run['without'] for run in runs])).mean:.3f}" if "without" in runs[0] else "",
             "" if won is None else f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]",
         )
     return shown
 
 
 def _length(sums: list[tuple[int, int]]) -> str:
-    length = bootstrap_length(sums)
+    length = length_over_prompts(sums)
     return f"{length.mean:.3f} [{length.low:.3f}, {length.high:.3f}]"
 
 

@@ -4,7 +4,7 @@
 
 The states of the samples are stored in float32 and rounded to each encoding, and a draft is trained on each, from the
 same seeds, on the same rows. Every draft is judged on the states as the target computes them, by simulating rounds of
-the samples that were held out: with the interval of a bootstrap over samples, and its difference from the draft of bf16
+the samples that were held out: with the interval over samples, and its difference from the draft of bf16
 states over the same samples. Everything is kept in DIR, and what is there is not made again.
 
 Answered at fd6429e (`benchmarks/training.md`): nothing that two seeds show.
@@ -32,7 +32,7 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.states.write import StatesSettings, open_states_job, write_states
 from draftkit.data.vocabulary import token_counts
 from draftkit.layout.folder import read_draft
-from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import TrainConfig
@@ -158,9 +158,9 @@ def show(work: Path, data: Path, seeds: int, draft: str) -> None:
     exact = [pair for seed in range(seeds) for pair in sums("bf16", seed)]
     table = Table("states", "MB", "error", *(f"seed {seed}" for seed in range(seeds)), "all seeds", "against bf16")
     for encoding in TRAINED:
-        alone = [bootstrap_length(sums(encoding, seed)) for seed in range(seeds)]
+        alone = [length_over_prompts(sums(encoding, seed)) for seed in range(seeds)]
         together = [pair for seed in range(seeds) for pair in sums(encoding, seed)]
-        whole, more = bootstrap_length(together), gain(exact, together, 1)
+        whole, more = length_over_prompts(together), gain(exact, together, 1)
         table.add_row(
             encoding,
             f"{size[encoding] / 1e6:.1f}",

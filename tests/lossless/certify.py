@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from draftkit.evaluate.certificate import POWER, SampleTest
-from draftkit.evaluate.two_samples import holm
+from draftkit.results.statistics import holm
 from draftkit.runtime.rounds import MODES
 from draftkit.targets.target import Target
 from lossless.contexts import open_contexts

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.errors import DraftkitError, NonFiniteError
-from draftkit.evaluate.two_samples import detectable_rate, holm
+from draftkit.evaluate.two_samples import detectable_rate
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.results.settings import Settings
+from draftkit.results.statistics import holm
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.targets.target import Target

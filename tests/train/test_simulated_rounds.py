@@ -16,7 +16,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request, SamplingParameters
-from draftkit.results.statistics import bootstrap_length
+from draftkit.results.statistics import length_over_prompts
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
@@ -122,7 +122,7 @@ def test_sampled_rounds_are_those_of_decoding_on_average(name: str) -> None:
             kept[number] += sum(r.accepted for r in simulated)
             rounds[number] += len(simulated)
     lengths = [1 + a / b for a, b in zip(kept, rounds, strict=True)]
-    decoded_length = bootstrap_length([(sum(accepted(g)), len(g.rounds)) for g in generations])
+    decoded_length = length_over_prompts([(sum(accepted(g)), len(g.rounds)) for g in generations])
     mean, deviation = statistics.mean(lengths), statistics.stdev(lengths)
     assert abs(decoded_length.mean - mean) < 1.96 * deviation
     assert decoded_length.low < mean < decoded_length.high

@@ -79,7 +79,8 @@ class ServerEngine(BaseEngine):
         server = self.drafting if source is not None else self.plain
         assert server is not None
         end_ids = None if self.job.target is None else self.job.opened_target.end_ids
-        yield server_lane(server, asked, end_ids, report, speculates=source is not None)
+        one_by_one = self.settings.one_by_one
+        yield server_lane(server, asked, end_ids, report, speculates=source is not None, one_by_one=one_by_one)
 
     @property
     def without_plain(self) -> str | None:
@@ -98,9 +99,16 @@ def served_heading(engine: BaseEngine, target: str, draft: str, method: str, set
 
 
 def server_lane(
-    server: Server, asked: Conversations, end_ids: frozenset[int] | None, report: Report, *, speculates: bool
+    server: Server,
+    asked: Conversations,
+    end_ids: frozenset[int] | None,
+    report: Report,
+    *,
+    speculates: bool,
+    one_by_one: bool = False,
 ) -> Lane:
-    """A server, warm, that runs requests, as many at a time as the settings say. `speculates`: whether it is to draft.
+    """A server, warm, that runs requests, as many at a time as the settings say. `speculates`: whether it is to draft;
+    `one_by_one`: whether one that counts all requests together is to be asked one at a time.
 
     Raises `SourceError` when it says otherwise, when it does not answer, and when it was started anew meanwhile.
     """
@@ -109,15 +117,20 @@ def server_lane(
     server.require(speculates=speculates)
     idle = server.counters()
     answer = functools.partial(_answer_all, server, end_ids, settings.concurrency)
-    answer(warming, lambda *_: None)
+    warm = answer(warming, lambda *_: None)
+    totals_only = speculates and any(one.drafts is None for one in warm)
     settled = _settled(server, (idle.finished or 0) + len(warming))
 
     def run(requests: Sequence[Request]) -> Run:
         nonlocal settled
         before, began = settled, time.perf_counter()
-        answers = answer(requests, report)
-        seconds = time.perf_counter() - began
-        settled = _settled(server, (before.finished or 0) + len(requests))
+        if one_by_one and totals_only:
+            answers, settled = _counted_one_by_one(server, end_ids, requests, report, settled)
+            seconds = time.perf_counter() - began
+        else:
+            answers = answer(requests, report)
+            seconds = time.perf_counter() - began
+            settled = _settled(server, (before.finished or 0) + len(requests))
         grown = _difference(before, settled, answers, server.api.root)
         counted = grown if speculates else None
         return Run(tuple(answers), seconds, counted, server.version(), other_traffic(before, settled, answers))
@@ -147,6 +160,30 @@ def _answer_all(
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _counted_one_by_one(
+    server: Server, end_ids: frozenset[int] | None, requests: Sequence[Request], report: Report, before: Counters
+) -> tuple[list[Answer], Counters]:
+    """The answers, each with what the server's counters grew by meanwhile, and the counters after the last.
+
+    Raises `SourceError` for a server without counters, and where these show that others use it too.
+    """
+    answers: list[Answer] = []
+    for request in requests:
+        found = server.complete(request, end_ids)
+        after = _settled(server, (before.finished or 0) + 1)
+        counts = _difference(before, after, [found], server.api.root)
+        found = replace(found, drafts=counts)
+        concerns = other_traffic(before, after, [found])
+        if counts is None or concerns:
+            why = concerns[0] if concerns else "the server counts nothing of its drafts"
+            hint = "measure while nobody else uses it, or have it count each request by itself, which most engines can"
+            raise SourceError(f"{why}: what a request accepted cannot be told", where=server.api.root, hint=hint)
+        answers.append(found)
+        before = after
+        report(len(answers), DraftCounts.total([one.drafts for one in answers if one.drafts]).acceptance_length)
+    return answers, before
 
 
 def _settled(server: Server, finished: int) -> Counters:
