@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def gate(
     new: Annotated[
-        Path | None, typer.Argument(metavar="[NEW]", help="A result of draftkit eval; without it, one is measured.")
+        Path | None, typer.Argument(metavar="NEW", help="A result of draftkit eval; without it, one is measured.")
     ] = None,
     against: Annotated[
         str,
