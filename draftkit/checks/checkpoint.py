@@ -13,8 +13,8 @@ from draftkit.checks.tensors import looks_random
 from draftkit.convert.api import Reading
 from draftkit.convert.formats.vocabulary_map import mapped_tokens, problem_of_map
 from draftkit.convert.operations import carry_out, integers
+from draftkit.engines.known import known
 from draftkit.engines.speculators import KIND, LAYER_CONFIG
-from draftkit.engines.vllm.releases import PRESENT
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture
@@ -296,7 +296,7 @@ def short_rope(architecture: Architecture, target: TargetFacts) -> Iterator[Find
             "short-rope",
             "note",
             f"max_position_embeddings is {rope.max_position_embeddings}, the target's {theirs}: engines other than "
-            f"{PRESENT} stop or degrade there",
+            "vLLM stop or degrade there",
             fix=f"--set max_position_embeddings={theirs}",
             source="vllm-project/vllm #48894, sgl-project/sglang #10787",
         )
@@ -350,13 +350,13 @@ def causality_in_vllm(config: Config, architecture: Architecture, facts: SpecFac
         yield Finding(
             "causality-in-vllm",
             "warning",
-            f"sliding_window_non_causal {stated}: causal within the block are layers {served or 'none'} in {PRESENT}, "
+            f"sliding_window_non_causal {stated}: causal within the block are layers {served or 'none'} in vLLM, "
             f"and {trained or 'none'} in training",
             cost="vLLM drafts other tokens than the draft was trained to",
             fix="serve the folder that draftkit convert writes, whose config says it as vLLM reads it"
             + ("; or write sliding_window_non_causal true into this one's" if mends else ""),
             source="vLLM transformers_utils/configs/speculators/algos.py; "
-            + PRESENT.capabilities["causal-windows-alone"].thread,
+            + known()["vLLM"][0].capabilities["causal-windows-alone"].thread,
         )
 
 
@@ -370,7 +370,7 @@ def narrow_window(format: str, architecture: Architecture, facts: SpecFacts, ori
         yield Finding(
             "narrow-window",
             "warning",
-            f"a window of {narrow} tokens ends within the block of {block} rows: {PRESENT} counts it from each row, to "
+            f"a window of {narrow} tokens ends within the block of {block} rows: vLLM counts it from each row, to "
             f"both sides where the layer is not causal, and {OTHER_WINDOWS[format]}",
             cost="rows may see other tokens than in training. Published windows, of 2,048 tokens and more beside "
             "blocks of at most 16, reach across the block whoever counts",

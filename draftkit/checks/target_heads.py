@@ -15,7 +15,6 @@ from typing import Any
 from draftkit.checks.evidence import Stored
 from draftkit.checks.registry import check
 from draftkit.convert.formats.mtp.heads import PACKED, WEIGHTS, TargetHeads
-from draftkit.engines.vllm.releases import PRESENT
 from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite
@@ -224,7 +223,7 @@ def stale_copies(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
                 f"{copy.name} is {'byte for byte' if same else 'not'} the target's {own[0].name}",
                 cost="" if same else "vLLM drafts with the target's table, engines that read the copy with another one",
                 fix="" if same else f"replace it with a copy of {own[0].name}, or leave it out",
-                source=f"{PRESENT} shares both tables",
+                source="vLLM shares both tables",
             )
 
 

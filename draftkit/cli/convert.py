@@ -11,6 +11,7 @@ from draftkit.cli.options import (
     FormatOption,
     JsonOption,
     OptionalTargetOption,
+    ReleaseOption,
     ReplaceFolderOption,
     RevisionOption,
     SourceArgument,
@@ -75,6 +76,7 @@ def convert(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     force: ReplaceFolderOption = False,
+    release: ReleaseOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,6 +130,7 @@ def inspect(
     check: Annotated[
         bool, typer.Option("--check", help="Of a target: read the tensors of its multi-token prediction heads too.")
     ] = False,
+    release: ReleaseOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -26,6 +26,7 @@ from draftkit.cli.options import (
     JsonOption,
     LimitOption,
     NewTokensOption,
+    ReleaseOption,
     ServerBaselineOption,
     ServerOption,
     SetOption,
@@ -193,6 +194,7 @@ def evaluate(
             "--details", rich_help_panel=OUTPUT, help="Show all that was measured: by position and category, latencies."
         ),
     ] = False,
+    release: ReleaseOption = None,
     as_json: JsonOption = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", rich_help_panel=OUTPUT, help="Print the cells as CSV on stdout and nothing else.")

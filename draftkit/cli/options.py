@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from draftkit.errors import DraftkitError
+
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 PROMPTS, ENGINES, SPEED = "Prompts", "Engines", "What is told of it"
 
@@ -81,6 +83,25 @@ def join_words() -> None:
     os.environ["COMP_CWORD"] = str(int(at) - (line.count("\n") - joined.count("\n")))
 
 
+def releases() -> list[str]:
+    """What `--for` takes."""
+    from draftkit.engines.known import names
+
+    return names()
+
+
+def _speak(context: typer.Context, name: str | None) -> str | None:
+    """While the command runs, one release of an engine is spoken of."""
+    if name is not None:
+        from draftkit.engines.known import speaking_of
+
+        try:
+            context.with_resource(speaking_of(name))
+        except DraftkitError as error:
+            raise typer.BadParameter(str(error)) from error
+    return name
+
+
 def _formats() -> list[str]:
     from draftkit.convert.detect import all_formats
 
@@ -127,6 +148,18 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", rich_help_panel=OUTPUT, help="Show all of it, not only what matters most.")
 ]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
+ReleaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="ENGINE==RELEASE",
+        autocompletion=releases,
+        callback=_speak,
+        rich_help_panel=OUTPUT,
+        help="Say what this release of an engine does, as vllm==VERSION; default: the installed one, else all that are "
+        "known. What is written or decoded stays the same.",
+    ),
+]
 FormatOption = Annotated[
     str | None,
     typer.Option(

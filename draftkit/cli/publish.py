@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption
+from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption, ReleaseOption
 from draftkit.cli.output import console, print_json, say_next
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def card(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
     ] = False,
+    release: ReleaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a draft's model card into its folder. It says what was measured, with figures."""

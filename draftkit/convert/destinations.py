@@ -15,7 +15,6 @@ from draftkit.convert.formats.gguf.writing import file_tensors, write_file
 from draftkit.convert.operations import Move, carry_out
 from draftkit.convert.unified import OnBytes, write_draft
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.releases import PRESENT
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import did_you_mean
@@ -218,7 +217,7 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     if remedy is not None:
         reason = refusal_by_vllm(_mended(draft.spec, remedy))
     if remedy is None or reason is not None:
-        raise LayoutError(f"{PRESENT} cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
+        raise LayoutError(f"vLLM cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
     outgoing = Outgoing(draft, target, "vllm")
     moves = remedy.moves(outgoing)
     sources = {name: outgoing.tensor(name) for move in moves for name in move.sources}

@@ -19,8 +19,9 @@ from draftkit.convert.formats import gguf
 from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
+from draftkit.engines.known import asked, known
+from draftkit.engines.releases import Release
 from draftkit.engines.speculators import ARCHITECTURES, KIND
-from draftkit.engines.vllm.releases import PRESENT, first_with
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
 from draftkit.layout.families import family_names
@@ -128,10 +129,20 @@ class OtherKind:
     @property
     def hint(self) -> str | None:
         """The next step for a user who has a draft of this kind."""
-        since = None if self.method is None else first_with(self.architecture or self.method)
-        if since is None:
+        loading = [] if self.method is None else [release for release in known()["vLLM"] if self._loads(release)]
+        if not loading:
             return self.remedy
-        return f"vLLM ≥ {since} loads such drafts as they are, with method {self.method}"
+        newest = known()["vLLM"][0] in loading
+        since = f"vLLM ≥ {loading[-1].number}" if newest else f"vLLM {', '.join(one.number for one in loading)}"
+        found = f"{since} loads such drafts as they are, with method {self.method}"
+        without = [release for release in asked("vLLM") if release not in loading]
+        return f"{without[0]} has no class for it; {found}" if len(without) == len(asked("vLLM")) == 1 else found
+
+    def _loads(self, release: Release) -> bool:
+        """Whether a release of vLLM has the method, and the class where it has one of its own."""
+        rows = [release.methods.get(self.method or "")]
+        rows += [] if self.architecture is None else [release.architectures.get(self.architecture)]
+        return all(row is not None and row.there for row in rows)
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
@@ -163,7 +174,7 @@ KINDS = (
 HEADS = OtherKind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
 NO_TARGET = (
     "neither architectures nor model_type of the config name a target whose heads draftkit or "
-    f"{PRESENT} knows: correct them if they are wrong"
+    "vLLM knows: correct them if they are wrong"
 )
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know

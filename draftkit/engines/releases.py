@@ -6,9 +6,12 @@ the names of capabilities (`layout/architecture.py`). What no row tells, draftki
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
 
+from draftkit.layout.architecture import Architecture, Capability
 from draftkit.layout.spec import DraftSpec
 
 
@@ -22,6 +25,10 @@ class Entry:
     - `layout`: the only layout, as `--to` names it, for whose folders this holds; None where it holds for all.
     - `runner`: the only one of its model runners that has it, as V2; None for all.
     - `when`: what it needs besides, or does otherwise than one would think, in words.
+    - `refuses`: of what is not there, or not everywhere: whether the release says so by itself, instead of running a
+      draft wrongly.
+    - `instead`: of what is not there: what to do.
+    - `called`: its name in this release, where that is another than the row's.
     - `thread`: where a fault is discussed.
     """
 
@@ -32,17 +39,20 @@ class Entry:
     layout: str | None = None
     runner: str | None = None
     when: str = ""
+    refuses: bool = False
+    instead: str = ""
+    called: str = ""
     thread: str = ""
 
 
-def has(read_in: str, code: str = "", *, runner: str | None = None, layout: str | None = None, when: str = "") -> Entry:
-    """A row that is there, read in a file."""
-    return Entry(read_in=read_in, code=code, runner=runner, layout=layout, when=when)
+def has(read_in: str, code: str = "", **others: Any) -> Entry:
+    """A row that is there, read in a file; `others`: further fields of `Entry`."""
+    return Entry(read_in=read_in, code=code, **others)
 
 
-def lacks(read_in: str, code: str = "", *, no_code: str = "", thread: str = "") -> Entry:
-    """A row that is not there, read in a file."""
-    return Entry(there=False, read_in=read_in, code=code, no_code=no_code, thread=thread)
+def lacks(read_in: str, code: str = "", **others: Any) -> Entry:
+    """A row that is not there, read in a file; `others`: further fields of `Entry`."""
+    return Entry(there=False, read_in=read_in, code=code, **others)
 
 
 def ran(*, runner: str | None = None) -> Entry:
@@ -86,36 +96,96 @@ def runs_in(row: Entry | None, layout: str) -> bool:
     return row is not None and row.there and row.layout in (None, layout)
 
 
-def refusal(releases: Sequence[Release], spec: DraftSpec, layout: str, architecture: str | None) -> str | None:
-    """The first thing that a draft has and the first release of `releases` has not, or is not known to have; or None.
+Outcome = Literal["runs", "refuses", "wrong", "unknown"]
 
-    `layout`: that of the draft's folder. `architecture`: the class that the folder names, None where it names none of a
-    draft's. Later releases are told of where they have what is lacking.
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a release does with a draft's folder.
+
+    `outcome`: it runs the draft rightly; it refuses by itself; it would run it wrongly, or stop somewhere on the way;
+    or nobody has looked. `reason`: why it does not run it, from the verb on. `instead`: what to do then, if there is
+    anything.
     """
-    release, *later = releases
-    engine, draft = release.engine, spec.architecture
-    for capability in draft.needs(layout):
-        row = release.capabilities.get(capability.name)
-        if row is None:
-            return f"draftkit does not know whether {engine} runs {capability.what}"
-        if not runs_in(row, layout):
-            news = _news(((other.number, other.capabilities.get(capability.name)) for other in later), capability.what)
-            return f"{engine} {capability.without.format(draft=draft)}{news}"
+
+    release: Release
+    outcome: Outcome
+    reason: str = ""
+    instead: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return self.outcome == "runs"
+
+    @property
+    def answer(self) -> str:
+        """Whether it runs the draft, in words."""
+        if self.runs:
+            return "yes"
+        return f"not known, {self.reason}" if self.outcome == "unknown" else f"no, it {self.reason}"
+
+    @property
+    def sentence(self) -> str:
+        """Why it does not run the draft, without the number of the release."""
+        engine = self.release.engine
+        return f"draftkit does not know {self.reason}" if self.outcome == "unknown" else f"{engine} {self.reason}"
+
+
+def verdict(release: Release, spec: DraftSpec, layout: str, architecture: str | None) -> Verdict:
+    """What a release does with a draft from a folder in a layout, as `--to` names it.
+
+    `architecture`: the class that the folder names, None where it names none of a draft's.
+    """
+    draft, engine = spec.architecture, release.engine
     method = draft.SERVED_AS.get(engine.lower(), {}).get(spec.method)
-    if method is None or method not in release.methods:
-        return f"draftkit does not know how {engine} runs {spec.method} drafts"
-    if not release.methods[method].there:
-        return f"{engine} has no proposer for {spec.method} drafts"
+    row = None if method is None else release.methods.get(method)
+    if row is not None and not row.there:
+        return Verdict(release, "refuses", f"has no proposer for {spec.method} drafts", row.instead)
+    for capability in draft.needs(layout):
+        if (lacking := _lacking(release, capability, draft, layout)) is not None:
+            return lacking
+    if row is None:
+        return Verdict(release, "unknown", f"how {engine} runs {spec.method} drafts")
     if architecture is not None and not runs_in(release.architectures.get(architecture), layout):
-        return f"{engine} has no class {architecture}"
-    unknown = [name for name in draft.engine_settings.get(engine.lower(), {}) if name not in release.config_keys]
-    return f"{engine} has no setting {unknown[0]}" if unknown else None
+        return Verdict(release, "refuses", f"has no class {architecture}")
+    unknown = [name for name in draft.engine_settings.get(engine.lower(), {}) if not has_setting(release, name)]
+    return Verdict(release, "refuses", f"has no setting {unknown[0]}") if unknown else Verdict(release, "runs")
 
 
-def _news(rows: Iterable[tuple[str, Entry | None]], what: str) -> str:
-    """Which later release has what is lacking, and in which layout; nothing where none has."""
-    for number, row in rows:
-        if row is not None and row.there:
-            where = "" if row.layout is None else f", in the layout that convert --to {row.layout} writes"
-            return f"; its release {number} runs {what}{where}"
-    return ""
+def has_setting(release: Release, name: str) -> bool:
+    """Whether a release takes a setting, under whatever name."""
+    return name in release.config_keys and release.config_keys[name].there
+
+
+def _lacking(release: Release, capability: Capability, draft: Architecture, layout: str) -> Verdict | None:
+    """What a release does without something that the draft needs; None where it has it."""
+    row = release.capabilities.get(capability.name)
+    if row is None:
+        return Verdict(release, "unknown", f"whether {release.engine} runs {capability.what}")
+    if row.there and not runs_in(row, layout):
+        where = f"only in the layout that convert --to {row.layout} writes"
+        return Verdict(release, "refuses" if row.refuses else "wrong", f"runs {capability.what} {where}")
+    if not row.there:
+        reason = capability.without.format(draft=draft)
+        return Verdict(release, "refuses" if row.refuses else "wrong", reason, row.instead)
+    return None
+
+
+def told(verdicts: Sequence[Verdict]) -> str:
+    """What releases of one engine do with a draft, in one line, as `vLLM 0.33: no, it has no proposer for medusa
+    drafts; 0.32: yes`; those that do the same stand together."""
+    groups = [(answer, list(same)) for answer, same in groupby(verdicts, key=lambda one: one.answer)]
+    parts = [f"{', '.join(one.release.number for one in same)}: {answer}" for answer, same in groups]
+    return f"{verdicts[0].release.engine} {'; '.join(parts)}"
+
+
+def against(verdicts: Sequence[Verdict]) -> str | None:
+    """Why no release may load a draft as it lies: some would run it wrongly without a word, or none runs it at all.
+
+    None where all that do not run it refuse it by themselves, and some do.
+    """
+    doubtful = [one for one in verdicts if one.outcome in ("wrong", "unknown")]
+    if not doubtful and any(one.runs for one in verdicts):
+        return None
+    same = len({one.answer for one in verdicts}) == 1
+    return verdicts[0].sentence if same else told(verdicts)

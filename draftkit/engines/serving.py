@@ -8,9 +8,10 @@ from pathlib import Path
 from draftkit import zoo
 from draftkit.engines import llama_cpp, sglang, speculators, transformers
 from draftkit.engines.vllm import serve as vllm
-from draftkit.engines.vllm.releases import PRESENT as VLLM
+from draftkit.engines.vllm.accepts import ENGINE, LAYOUTS, verdicts
 from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import HeadKind
+from draftkit.layout.spec import DraftSpec
 
 TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was trained for
 
@@ -36,7 +37,7 @@ def serve_commands(
         target, folder = local_name(target), Path(folder).absolute()
     engines = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}
     return {
-        name: engine.serve_command(draft.spec, target, folder, tokens)
+        name: engine.serve_command(draft.spec, target, folder, tokens, layout)
         for name, engine in engines.items()
         if engine.loads(draft.spec, layout)
     }
@@ -50,6 +51,16 @@ def serving_notes(draft: Draft, target: str) -> list[str]:
         f"vLLM: {serve_commands(draft, draft.path, target=target, local=True)['vLLM']}",
         *vllm.method_note(draft.spec),
     ]
+
+
+def answers(spec: DraftSpec, layout: str = "unified") -> dict[str, list[dict[str, object]]]:
+    """Engine → what each of its releases of which is spoken does with a draft's folder in a layout, in JSON values."""
+    found = [(ENGINE, verdicts(spec, layout))] if layout in LAYOUTS else []
+    return {
+        engine: [{"release": one.release.number, "runs": one.runs, "reason": one.reason or None} for one in each]
+        for engine, each in found
+        if each
+    }
 
 
 def local_name(source: str) -> str:
@@ -85,7 +96,7 @@ def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]
         )
     settings = f'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'
     return {
-        str(VLLM): f"--speculative-config '{settings}'; {again}",
+        "vLLM": f"--speculative-config '{settings}'; {again}",
         "SGLang": "--speculative-algorithm NEXTN",
         str(transformers.PRESENT): transformers.use_of_heads(kind, model_type),
         "llama.cpp": _in_llama_cpp(kind, count, model_type),

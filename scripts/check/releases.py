@@ -29,9 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from draftkit.engines.known import known
 from draftkit.engines.releases import Entry, Release
-from draftkit.engines.sglang.releases import PRESENT as SGLANG
-from draftkit.engines.vllm.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/fixtures/engines"
@@ -292,8 +291,8 @@ def problems_of(source: Source) -> Iterator[str]:
 
 def release_of(source: Source) -> Release | None:
     """The release of a source, where there is a table of it."""
-    known = {str(release): release for release in (*RELEASES, SGLANG)}
-    return known.get(source.release)
+    tables = {str(release): release for releases in known().values() for release in releases}
+    return tables.get(source.release)
 
 
 def _rows(release: Release) -> dict[str, Entry]:

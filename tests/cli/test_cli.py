@@ -49,17 +49,18 @@ SURFACE = {
         "--allow-lossy",
         "--dry-run",
         "--force",
+        "--for",
         "--verbose",
         "-v",
         "--json",
     ],
-    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--verbose", "-v", "--json"],
+    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--for", "--verbose", "-v", "--json"],
     "formats": [],
     "eval": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
         "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code",
         "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict", "--out", "--resume",
-        "--records", "--require-al", "--min-acceptance-length", "--details", "--json", "--csv",
+        "--records", "--require-al", "--min-acceptance-length", "--details", "--for", "--json", "--csv",
     ],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
@@ -131,7 +132,7 @@ SURFACE = {
         "--json",
     ],
     "report": ["RESULTS", "--out", "--figures", "--profiles", "--force"],
-    "card": ["FOLDER", "[RESULTS]", "--repo", "--license", "--force", "--json"],
+    "card": ["FOLDER", "[RESULTS]", "--repo", "--license", "--force", "--for", "--json"],
     "push": [
         "FOLDER",
         "REPO",
@@ -329,7 +330,7 @@ def source(tmp_path: Path) -> Path:
 
 PLAN_KEYS = {
     "schema", "source", "revision", "format", "spec", "facts", "missing", "dropped_keys", "moves", "tensors",
-    "findings",
+    "engines", "findings",
 }  # fmt: skip
 CONVERSION_KEYS = PLAN_KEYS | {"to", "export", "losses"}
 

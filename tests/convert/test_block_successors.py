@@ -39,7 +39,7 @@ def test_vllm_refuses_what_it_has_no_class_for(name: str, target: Path, tmp_path
     source = ALL[name].write(tmp_path / "source")
     out = convert_checkpoint(str(source), tmp_path / "out", target=str(target))
     assert json.loads((out / "config.json").read_text())["architectures"] == [REFUSED_ARCHITECTURE]
-    with pytest.raises(LayoutError, match=r"vLLM 0\.32 cannot run this draft: vLLM has no class for"):
+    with pytest.raises(LayoutError, match=r"vLLM cannot run this draft: vLLM.* has no class for"):
         plan_conversion(str(out), to="vllm")
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from draftkit.engines.releases import Release, lacks, refusal
-from draftkit.engines.sglang.releases import PRESENT as SGLANG
-from draftkit.engines.vllm.releases import PRESENT, RELEASES, first_with
+from draftkit.engines.known import known
+from draftkit.engines.releases import Release, against, lacks, verdict
+from draftkit.engines.vllm.releases import RELEASES
 from draftkit.layout.families import families, family_names, named
 from draftkit.layout.spec import DraftSpec
 from scripts.check import releases as checked
 
 PACKAGE = Path(__file__).resolve().parents[2] / "draftkit"
+PRESENT = next(release for release in RELEASES if release.number == "0.32")
 NGRAM = DraftSpec(architecture=named("ngram:2-4"), dtype="F32")  # type: ignore[arg-type]
 # Where the numbers of releases may stand; docstrings and comments cite what they were written from.
 TABLES = {
@@ -50,22 +51,29 @@ def test_what_no_row_tells_is_not_known() -> None:
     (fc_bias, *_) = families()["eagle"].NEEDS
     needing = type("Needing", (type(NGRAM.architecture),), {"NEEDS": (replace(fc_bias, needed=lambda _: True),)})
     spec = replace(NGRAM, architecture=needing(min_n=2, max_n=4))
-    assert refusal(RELEASES, spec, "unified", None) == "vLLM drops fc.bias"
+    assert verdict(PRESENT, spec, "unified", None).sentence == "vLLM drops fc.bias"
     nothing = replace(PRESENT, capabilities={})
-    assert refusal([nothing], spec, "unified", None) == "draftkit does not know whether vLLM runs a bias in fc"
-    assert refusal([nothing], NGRAM, "unified", None) is None
+    found = verdict(nothing, spec, "unified", None)
+    assert (found.outcome, found.sentence) == ("unknown", "draftkit does not know whether vLLM runs a bias in fc")
+    assert verdict(nothing, NGRAM, "unified", None).runs
+
+
+def test_a_draft_is_marked_where_a_release_would_run_it_wrongly_or_none_runs_it() -> None:
+    runs, refuses = (replace(verdict(PRESENT, NGRAM, "unified", None), outcome=one) for one in ("runs", "refuses"))
+    wrong = replace(runs, outcome="wrong", reason="drops fc.bias")
+    assert against([runs, refuses]) is None
+    assert against([wrong, wrong]) == "vLLM drops fc.bias"
+    assert against([wrong, runs]) == "vLLM 0.32: no, it drops fc.bias; 0.32: yes"
+    assert against([refuses, refuses]) is not None
 
 
 def test_methods_classes_and_settings_are_looked_up() -> None:
     without = replace(PRESENT, methods={}), replace(PRESENT, methods={"ngram": lacks("")})
-    assert "does not know how vLLM runs ngram" in str(refusal([without[0]], NGRAM, "unified", None))
-    assert "no proposer for ngram" in str(refusal([without[1]], NGRAM, "unified", None))
-    assert "no class Unheard" in str(refusal(RELEASES, NGRAM, "unified", "Unheard"))
-    assert "no setting prompt_lookup_min" in str(refusal([replace(PRESENT, config_keys={})], NGRAM, "unified", None))
-
-
-def test_the_first_release_with_something() -> None:
-    assert [first_with(name) for name in ("dspark", "MuseSparkDSparkModel", "mlp_speculator")] == ["0.32", "0.33", None]
+    assert "does not know how vLLM runs ngram" in verdict(without[0], NGRAM, "unified", None).sentence
+    assert "no proposer for ngram" in verdict(without[1], NGRAM, "unified", None).sentence
+    assert "no class Unheard" in verdict(PRESENT, NGRAM, "unified", "Unheard").sentence
+    no_keys = replace(PRESENT, config_keys={})
+    assert "no setting prompt_lookup_min" in verdict(no_keys, NGRAM, "unified", None).sentence
 
 
 def written(folder: Path, methods: set[str], keys: set[str], classes: set[str]) -> Path:
@@ -118,7 +126,7 @@ def test_evidence_is_looked_for(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("release", [*RELEASES, SGLANG], ids=str)
+@pytest.mark.parametrize("release", [*RELEASES, *known()["SGLang"]], ids=str)
 def test_the_tables_say_what_was_read(release: Release) -> None:
     file = f"{release.engine.lower()}-{release.number}.json"
     assert not list(checked.problems_of(checked.Stored.of(checked.STORED / file)))

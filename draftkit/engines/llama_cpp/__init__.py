@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from draftkit.engines.known import asked
 from draftkit.engines.llama_cpp.releases import (
     PRESENT,
     REPLAYED,
@@ -23,7 +24,7 @@ HEAD_TOKENS = 3  # draft tokens a round with heads in the target's file: the ser
 def loads(spec: DraftSpec, layout: str) -> bool:
     """Whether llama.cpp runs a draft's file: one of GGUF."""
     kind = spec.architecture.SERVED_AS.get("llama.cpp", {}).get(spec.method)
-    return layout == "gguf" and kind in PRESENT.methods
+    return layout == "gguf" and any(kind in release.methods for release in asked("llama.cpp"))
 
 
 def refusal_of_target(spec: DraftSpec, target: TargetFacts) -> str | None:
@@ -86,8 +87,9 @@ def _spec_type(kind: str, tokens: int) -> list[str]:
     return ["--spec-type", kind, "--spec-draft-n-max", str(tokens)]
 
 
-def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int) -> str:
+def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int, layout: str = "gguf") -> str:
     """The command that serves the target with a draft; TARGET.gguf where the target is no GGUF file."""
+    del layout
     target = target if target.endswith(".gguf") else "TARGET.gguf"
     return command("llama-server", "-m", target, *draft_arguments(spec, file, tokens))
 

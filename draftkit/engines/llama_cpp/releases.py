@@ -9,6 +9,7 @@ PRESENT = Release(
     number="b11434",
     methods=each(ran(), "draft-simple draft-eagle3 draft-dflash draft-dspark draft-mtp"),
 )
+RELEASES = (PRESENT,)
 
 # The targets whose graph hands out the inputs of its layers, and those whose graph keeps no state after its last layer
 # for a draft.

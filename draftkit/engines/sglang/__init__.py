@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftkit.engines.sglang.releases import PRESENT
+from draftkit.engines.known import asked
 from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
 
 def serves(spec: DraftSpec) -> bool:
-    """Whether SGLang has an algorithm for a draft, in a layout of its own unless it is a language model."""
-    return spec.architecture.SERVED_AS.get("sglang", {}).get(spec.method) in PRESENT.methods
+    """Whether a release of SGLang of which is spoken has an algorithm for a draft: in a layout of its own, unless the
+    draft is a language model."""
+    algorithm = spec.architecture.SERVED_AS.get("sglang", {}).get(spec.method)
+    return any(algorithm in release.methods for release in asked("SGLang"))
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:
@@ -20,8 +22,9 @@ def loads(spec: DraftSpec, layout: str) -> bool:
     return serves(spec) and (layout == "sglang" or (spec.architecture.own_model and layout not in ("vllm", "gguf")))
 
 
-def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int) -> str:
+def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int, layout: str = "sglang") -> str:
     """The command that serves the target with a draft, of which `tokens` are verified at a time."""
+    del layout
     options = {
         "model-path": target,
         "speculative-algorithm": spec.architecture.SERVED_AS["sglang"][spec.method],

@@ -1,8 +1,7 @@
 """What SGLang has, by release: algorithms, config keys and architectures, each with its evidence.
 
-`python -m scripts.check.releases sglang==NUMBER` compares a release with its tables.
-What it computes otherwise than drafts of a
-method may ask for has not been read: it has no capabilities here.
+`python -m scripts.check.releases sglang==NUMBER` compares a release with its tables. What it computes otherwise than
+drafts of a method may ask for has not been read: it has no capabilities here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from draftkit.engines.sglang.names import NAMES
 SETTINGS = "srt/arg_groups/fields/spec.py"
 HOOK = "srt/arg_groups/speculative_hook.py"
 
-PRESENT = Release(
+V0_5_23 = Release(
     engine="SGLang",
     number="0.5.23",
     methods=each(has("srt/speculative/spec_info.py"), NAMES["0.5.23"]["methods"])
@@ -45,3 +44,5 @@ PRESENT = Release(
         ),
     },
 )
+
+RELEASES = (V0_5_23,)

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from draftkit.engines.releases import Entry, Release, refusal, runs_in
-from draftkit.engines.vllm.releases import PRESENT, RELEASES
+from draftkit.engines.known import asked, known
+from draftkit.engines.releases import Entry, Release, Verdict, against, verdict
 from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.spec import DraftSpec
 
+ENGINE = "vLLM"
+# The layouts of folders that vLLM loads, as `--to` names them.
+LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "xpress", "hf", "pard")
 
-def refusal_by_vllm(spec: DraftSpec, layout: str = "unified") -> str | None:
-    """Why vLLM must not load this draft (it would, and run it wrongly without a word), or None.
 
-    `layout`: that of its folder, as `--to` names it.
+def verdicts(spec: DraftSpec, layout: str = "unified", releases: Sequence[Release] | None = None) -> list[Verdict]:
+    """What releases of vLLM do with a draft in a folder of a layout, as `--to` names it; None for those of which is
+    spoken."""
+    given = asked(ENGINE) if releases is None else releases
+    return [verdict(release, spec, layout, _class_of(spec)) for release in given]
+
+
+def refusal_by_vllm(spec: DraftSpec) -> str | None:
+    """Why vLLM must not load this draft from a unified folder, of whatever release it is, or None.
+
+    Some known release would run it, and wrongly without a word, or none has a class for it.
     """
-    return refusal(RELEASES, spec, layout, _class_of(spec))
+    return against(verdicts(spec, releases=known()[ENGINE]))
 
 
 def check_target(folder: Path) -> None:
     """Raise `TargetError` for a target that vLLM does not load, of any architecture."""
     if (file := gguf_file(folder)) is not None:
         raise TargetError(
-            f"{PRESENT} does not load GGUF files",
+            f"{ENGINE} does not load GGUF files",
             where=file,
             hint="leave vLLM out, or pass the folder or Hub id of the model that the file was made from",
         )
@@ -36,32 +48,35 @@ def tokens_taken(spec: DraftSpec, wanted: int) -> int:
     return wanted if wanted < turn else wanted - wanted % turn
 
 
-def serving_notes_of(spec: DraftSpec, layout: str) -> list[str]:
-    """What a user has to know who serves a draft from a folder in a layout, one sentence each."""
-    method, turn = spec.architecture.SERVED_AS["vllm"][spec.method], spec.architecture.tokens_in_turn
-    notes = []
-    if what := next((what for what, row in _rows(PRESENT, spec, layout) if row.runner == "V2"), None):
+def runner_of(release: Release, spec: DraftSpec, layout: str) -> tuple[str, str] | None:
+    """The only one of its model runners in which a release that runs a draft does, and what of the draft asks for it,
+    in words; None where either will do."""
+    return next(((row.runner, what) for what, row in _rows(release, spec, layout) if row.runner is not None), None)
+
+
+def serving_notes_of(release: Release, spec: DraftSpec, layout: str) -> list[str]:
+    """What a user has to know who serves a draft with a release from a folder in a layout, one sentence each."""
+    notes, turn = [], spec.architecture.tokens_in_turn
+    bound = runner_of(release, spec, layout)
+    if bound is not None and bound[0] == "V2":
         notes.append(
-            f"vLLM runs {what} with its second model runner only, which it takes by itself where Triton is; "
+            f"vLLM runs {bound[1]} with its second model runner (V2) only, which it takes by itself where Triton is; "
             "VLLM_USE_V2_MODEL_RUNNER=1 asks for it."
         )
     if turn > 1:
         notes.append(f"vLLM drafts up to {turn} tokens a round with {turn} modules, or a multiple of {turn}.")
-    running = [release for release in RELEASES if runs_in(release.methods.get(method), layout)]
-    if running[-1] is not RELEASES[-1]:
-        gone = RELEASES[RELEASES.index(running[-1]) + 1]
-        notes.append(f"{gone} has dropped {spec.method}: {running[-1].number} is the newest release that runs it.")
     return notes
 
 
 def _rows(release: Release, spec: DraftSpec, layout: str) -> list[tuple[str, Entry]]:
     """What a draft that a release runs takes of it, in words, and the release's row of it."""
-    method = spec.architecture.SERVED_AS["vllm"][spec.method]
-    rows = [(needed.what, release.capabilities[needed.name]) for needed in spec.architecture.needs(layout)]
-    rows.append((f"{spec.method} drafts", release.methods[method]))
+    draft = spec.architecture
+    rows = [(needed.what, release.capabilities[needed.name]) for needed in draft.needs(layout)]
+    rows.append((f"{spec.method} drafts", release.methods[draft.SERVED_AS["vllm"][spec.method]]))
     if (architecture := _class_of(spec)) is not None:
         rows.append((f"{spec.method} drafts", release.architectures[architecture]))
-    return rows
+    settings = draft.engine_settings.get("vllm", {})
+    return rows + [(f"{spec.method} drafts", release.config_keys[name]) for name in settings]
 
 
 def _class_of(spec: DraftSpec) -> str | None:

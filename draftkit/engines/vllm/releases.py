@@ -23,10 +23,13 @@ ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 REGISTRY = f"{MODELS}/registry.py"
 METRICS = "v1/spec_decode/metrics.py"
 FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
+# Instead of a kind of drafts that a release has dropped.
+TRAIN_ANOTHER = "train an EAGLE-3 draft for the same target: draftkit train --recipe eagle3"
 # What both releases have in common: settings with conditions, and rules.
 KEYS = {
     "enable_adaptive_verification": has(RUNNER, "'adaptive draft verification'", runner="V2"),
     "use_heterogeneous_vocab": has(RUNNER, "'heterogeneous-vocabulary draft models'", runner="V1"),
+    "parallel_drafting": has(RUNNER, "'parallel drafting for EAGLE speculative decoding'", runner="V1"),
     "dspark_draft_topk": has(CONFIG, "dspark_draft_topk", when="DSpark drafts of Qwen3's layers"),
     "synthetic_acceptance_rates": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
     "synthetic_acceptance_length": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
@@ -52,7 +55,7 @@ V0_32 = Release(
     | each(has(RUNNER, FIRST_RUNNER, runner="V1"), "suffix custom_class medusa")
     | {
         "dspark": ran(runner="V2"),
-        "mlp_speculator": lacks("v1/worker/gpu_model_runner.py", no_code="mlp_speculator"),
+        "mlp_speculator": lacks("v1/worker/gpu_model_runner.py", no_code="mlp_speculator", instead=TRAIN_ANOTHER),
     },
     config_keys=each(has(CONFIG), NAMES["0.32"]["config_keys"]) | KEYS,
     architectures=each(has(REGISTRY), NAMES["0.32"]["architectures"])
@@ -104,7 +107,7 @@ V0_32 = Release(
         "weighed-candidate-counts": lacks(LILICORR, "'LiLiCorr candidate_topk must be a power of two <= 16.'"),
         "layer-fusion": lacks(BLOCK, no_code="layer_fusion_weights"),
         "recurrent-correction": lacks(BLOCK, no_code="prefix_gru"),
-        "refined-block": lacks(REGISTRY, no_code="XPress"),
+        **each(lacks(REGISTRY, no_code="XPress", refuses=True), "refined-block refined-vocabulary"),
         "heads-without-output-layer": lacks(MEDUSA, "self.lm_head = ParallelLMHead(self.truncated_vocab_size"),
         "heads-vocabulary": lacks(MEDUSA, "self.token_map.to(device=self.lm_heads[0].weight.device)"),
         "shared-keys-concatenation": lacks(ASSISTANT, "torch.cat([inputs_embeds, hidden_states], dim=-1)"),
@@ -129,7 +132,7 @@ V0_33 = Release(
     methods=each(has(CONFIG), NAMES["0.33"]["methods"])
     | each(has(RUNNER, "('suffix', 'custom_class')", runner="V1"), "suffix custom_class")
     | {"dspark": has(RUNNER, "'dspark speculative decoding'", runner="V2")}
-    | each(lacks(CONFIG, no_code="medusa"), "medusa mlp_speculator"),
+    | each(lacks(CONFIG, no_code="medusa", instead=TRAIN_ANOTHER), "medusa mlp_speculator"),
     config_keys=each(has(CONFIG), NAMES["0.33"]["config_keys"])
     | KEYS
     | {
@@ -160,6 +163,9 @@ V0_33 = Release(
         **V0_32.capabilities,
         "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
         "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
+        "refined-vocabulary": lacks(
+            f"{MODELS}/qwen3_xpress.py", "'XPress currently requires a full-vocab draft", refuses=True
+        ),
         **each(lacks(REGISTRY, no_code="Medusa"), "heads-without-output-layer heads-vocabulary"),
     },
     verifications=each(has(CONFIG), NAMES["0.33"]["verifications"])
@@ -177,13 +183,4 @@ V0_33 = Release(
     raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),
 )
 
-RELEASES = (V0_32, V0_33)  # the first is what draftkit writes for
-PRESENT = RELEASES[0]
-
-
-def first_with(name: str) -> str | None:
-    """The number of the first release that has a method or an architecture of this name; None where none has."""
-    for release in RELEASES:
-        if any(name in rows and rows[name].there for rows in (release.methods, release.architectures)):
-            return release.number
-    return None
+RELEASES = (V0_33, V0_32)

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from draftkit.engines.known import numbered
 from draftkit.engines.records import Answer, Counters, DraftCounts, Token
-from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
+from draftkit.engines.releases import Release
+from draftkit.engines.vllm.accepts import ENGINE, check_target, refusal_by_vllm, verdicts
 from draftkit.engines.vllm.client import sampling_fields, warm_up
 from draftkit.engines.vllm.process import check_python, find_python, read_metrics, vllm_process
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.engines.vllm.worker import Output, PromptTokens
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
@@ -46,8 +49,9 @@ class VllmEngine(BaseEngine):
         super().check(job)
         VLLM.check(job.sweep)
         check_target(job.opened_target.config_folder)
-        check_python(self.settings.python)
-        self.drafts = {source: _served(opened) for source, opened in job.opened.items()}
+        version = check_python(self.settings.python)
+        self.release = None if version is None else numbered(ENGINE, version)
+        self.drafts = {source: _served(opened, self.release) for source, opened in job.opened.items()}
 
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
@@ -103,7 +107,8 @@ class VllmEngine(BaseEngine):
         arguments |= stated
         if source is not None:
             draft = self.drafts[source]
-            speculative = speculative_config(draft.spec, draft.path, settings.num_speculative_tokens)
+            wanted = settings.num_speculative_tokens
+            speculative = speculative_config(draft.spec, draft.path, wanted, self.release)
             further = further if isinstance(further, Mapping) else {}
             arguments["speculative_config"] = speculative | _drawing(settings) | dict(further)
         return arguments
@@ -115,9 +120,15 @@ class VllmEngine(BaseEngine):
         return "each takes most of the GPU: add --set gpu_memory_utilization=0.45"
 
 
-def _served(opened: OpenedDraft) -> Draft:
-    """The draft in a folder that vLLM loads."""
-    return opened.draft if refusal_by_vllm(opened.draft.spec) is None else opened.converted("vllm")
+def _served(opened: OpenedDraft, release: Release | None) -> Draft:
+    """The draft in a folder that vLLM loads. Raises `DraftkitError` where the installed release does not run it; None
+    for one without a table."""
+    draft = opened.draft if refusal_by_vllm(opened.draft.spec) is None else opened.converted("vllm")
+    for found in verdicts(draft.spec, releases=[] if release is None else [release]):
+        if not found.runs:
+            problem = f"{release} is installed and does not run this draft: {found.sentence}"
+            raise DraftkitError(problem, where=draft.path, hint=found.instead or None)
+    return draft
 
 
 def _drawing(settings: Settings) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
-from draftkit.layout.block import BlockDraft
+from draftkit.layout.block import BODY_NEEDS, BlockDraft
 from draftkit.layout.schema import Shape
 
 
@@ -27,7 +27,13 @@ class XPressSpec(BlockDraft):
             "refined-block", "a causal head that refines the block", "has no class for XPress",
             lambda draft: True,
         ),
+        Capability(
+            "refined-vocabulary", "a reduced vocabulary with such a head", "refuses a reduced vocabulary with XPress",
+            lambda draft: draft.reduced_vocabulary,
+        ),
+        *BODY_NEEDS,
     )  # fmt: skip
+    SERVED_AS: ClassVar = {"vllm": {"xpress": "dflash"}}
 
     xpress_rank: int = setting("The width of the head's causal mixer.", unit="features")
     xpress_mlp_hidden: int = setting("The width within the head's MLP.", unit="features")

@@ -19,9 +19,9 @@ from draftkit.convert.detect import all_formats
 from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.engines.serving import serve_commands, uses_of_heads
+from draftkit.engines.serving import answers, serve_commands, uses_of_heads
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.serve import loaded_wrongly, method_note
+from draftkit.engines.vllm.serve import loaded_wrongly, method_note, release_notes
 from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
@@ -40,6 +40,9 @@ def show_conversion(console: Console, conversion: Conversion, *, verbose: bool =
     elif reading is not None:
         console.print(_verdict(reading.checkpoint.source.name, _format_title(reading.plan.format), reading.plan, []))
     _show_losses(console, conversion.losses)
+    if conversion.draft is not None:
+        for note in release_notes(conversion.draft.spec, conversion.destination.name):
+            console.print(note, soft_wrap=True)
     if reading is not None:
         _show_findings(console, findings_of_reading(reading))
         _show_facts(console, reading.plan.facts, verbose=verbose)
@@ -62,7 +65,7 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
     if conversion.export is None and (reason := refusal_by_vllm(draft.spec)):
         remedy = remedy_for_vllm(draft.spec)
         console.print(
-            f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
+            f"vLLM runs this draft wrongly or not at all ({reason}), so the folder is marked: vLLM refuses to load it."
             + (f" But {remedy}." if remedy else "")
         )
     elif reason := loaded_wrongly(draft.spec, conversion.destination.name):
@@ -71,10 +74,13 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
     if draft.spec.architecture.own_model and target == conversion.source.name:
         console.print("This is the target itself: pass it with --target where its drafts are converted and measured.")
         return
-    commands = serve_commands(draft, out, layout=conversion.destination.name, target=target, local=True)
+    layout = conversion.destination.name
+    for note in release_notes(draft.spec, layout):
+        console.print(note, soft_wrap=True)
+    commands = serve_commands(draft, out, layout=layout, target=target, local=True)
     for engine, serving in commands.items():
         console.print(f"{engine}: {serving}", soft_wrap=True, markup=False)
-    for note in method_note(draft.spec, conversion.destination.name):
+    for note in method_note(draft.spec, layout):
         console.print(note, soft_wrap=True)
 
 
@@ -84,6 +90,8 @@ def show_reading(console: Console, reading: Reading, *, verbose: bool = False) -
     plan, source = reading.plan, reading.checkpoint.source
     found = findings_of_reading(reading)
     console.print(_verdict(source.name, _format_title(plan.format), plan, found))
+    for note in [] if plan.spec is None else release_notes(plan.spec):
+        console.print(f"as draftkit convert writes it, {note}", soft_wrap=True)
     _show_missing(console, plan)
     _show_findings(console, found)
     if plan.format == UNKNOWN and verbose:
@@ -109,7 +117,7 @@ def show_draft(console: Console, draft: Draft, *, verbose: bool = False) -> None
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
         console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
-    for note in method_note(draft.spec):
+    for note in (*release_notes(draft.spec), *method_note(draft.spec)):
         console.print(note, soft_wrap=True)
     _show_losses(console, draft.provenance.losses)
     _show_findings(console, found)
@@ -252,6 +260,7 @@ def reading_json(reading: Reading) -> dict[str, object]:
         "dropped_keys": plan.dropped_keys,
         "moves": [to_dict(move) for move in plan.moves],
         "tensors": _tensors_json(reading.checkpoint.tensors),
+        "engines": {} if plan.spec is None else answers(plan.spec),
         "findings": [to_dict(finding) for finding in findings_of_reading(reading)],
     } | ({"config": reading.checkpoint.config} if plan.format == UNKNOWN else {})
 
@@ -264,6 +273,7 @@ def draft_json(draft: Draft) -> dict[str, object]:
         "spec": draft.spec.to_dict(),
         "provenance": to_dict(draft.provenance),
         "tensors": _tensors_json(draft.tensors),
+        "engines": answers(draft.spec),
         "findings": [to_dict(finding) for finding in findings_of_draft(draft)],
     }
 
