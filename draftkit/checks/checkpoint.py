@@ -37,7 +37,6 @@ OTHER_WINDOWS = {
     "speculators-dflash": "the library gives all rows the window of the first, and bounds none within the block",
     "transformers-dflash": "transformers lets a row see one token more to each side",
 }
-LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
 
 
 def findings_of_reading(reading: Reading) -> list[Finding]:
@@ -54,12 +53,12 @@ def findings_of_reading(reading: Reading) -> list[Finding]:
         tensors=carry_out(plan.moves, checkpoint.tensors),
         target=reading.target,
     )
-    return findings(evidence, "checkpoint", *(["gguf"] if checkpoint.gguf_architecture else []))
+    return findings(evidence, "checkpoint", "served", *(["gguf"] if checkpoint.gguf_architecture else []))
 
 
 def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[Finding]:
     """The defects of a unified draft."""
-    return findings(Evidence.of_draft(draft, target=target), "checkpoint")
+    return findings(Evidence.of_draft(draft, target=target), "checkpoint", "served")
 
 
 @check
@@ -282,39 +281,6 @@ def norm_output(format: str, config: Config, origins: Origins) -> Iterator[Findi
         f"norm_output is {str(said).lower()}: {meant}, as in every engine; in SpecForge before 2026-09-15 {then}",
         fix=f"--set {fact}={value} if the draft is of that age; the higher acceptance decides",
         source="sgl-project/SpecForge #879",
-    )
-
-
-@check
-def short_rope(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
-    """A chain, whose positions engines other than vLLM take from its own config."""
-    rope, theirs = architecture.rope, target.max_position_embeddings
-    if rope is None or architecture.parallel is not None or theirs is None:
-        return
-    if rope.max_position_embeddings < theirs and (rope.scaling or {}).get("rope_type") not in LENGTH_MATTERS:
-        yield Finding(
-            "short-rope",
-            "note",
-            f"max_position_embeddings is {rope.max_position_embeddings}, the target's {theirs}: engines other than "
-            "vLLM stop or degrade there",
-            fix=f"--set max_position_embeddings={theirs}",
-            source="vllm-project/vllm #48894, sgl-project/sglang #10787",
-        )
-
-
-@check
-def short_draft(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
-    limit, theirs, rope = architecture.max_positions, target.max_position_embeddings, architecture.rope
-    if limit is None or theirs is None or limit >= theirs:
-        return
-    settable = rope is not None and (rope.scaling or {}).get("rope_type", "default") not in LENGTH_MATTERS
-    yield Finding(
-        "short-draft",
-        "warning",
-        f"the draft ends at {limit:,} tokens, the target at {theirs:,}: vLLM drafts nothing for longer sequences, nor "
-        "for those in a batch with one, and counts their rounds",
-        fix=f"--set max_position_embeddings={theirs}" if settable else "serve shorter text, or take another draft",
-        source="vLLM gpu_model_runner.py, _input_fits_in_drafter",
     )
 
 

@@ -204,7 +204,7 @@ def diagnose_draft(
 def _seen(patient: Patient, target: TargetFacts) -> list[Finding]:
     """What is seen without running the draft, the worst first."""
     evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer, model=patient.model)
-    found = findings(evidence, "checkpoint", "pair", "tensors", *checks_of_family(patient.original.spec))
+    found = findings(evidence, "checkpoint", "served", "pair", "tensors", *checks_of_family(patient.original.spec))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

@@ -23,6 +23,7 @@ class Entry:
     - `code`: what stands there, as `ast.unparse` writes it; `no_code`: what does not.
       `python -m scripts.check.releases` looks for both.
     - `layout`: the only layout, as `--to` names it, for whose folders this holds; None where it holds for all.
+    - `methods`: the only methods for which it has it, by the engine's names; None for all.
     - `runner`: the only one of its model runners that has it, as V2; None for all.
     - `when`: what it needs besides, or does otherwise than one would think, in words.
     - `refuses`: of what is not there, or not everywhere: whether the release says so by itself, instead of running a
@@ -37,6 +38,7 @@ class Entry:
     code: str = ""
     no_code: str = ""
     layout: str | None = None
+    methods: tuple[str, ...] | None = None
     runner: str | None = None
     when: str = ""
     refuses: bool = False
@@ -96,9 +98,6 @@ def runs_in(row: Entry | None, layout: str) -> bool:
     return row is not None and row.there and row.layout in (None, layout)
 
 
-Outcome = Literal["runs", "refuses", "wrong", "unknown"]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """What a release does with a draft's folder.
@@ -109,7 +108,7 @@ class Verdict:
     """
 
     release: Release
-    outcome: Outcome
+    outcome: Literal["runs", "refuses", "wrong", "unknown"]
     reason: str = ""
     instead: str = ""
 

@@ -83,11 +83,10 @@ CASES = {
     "double-norm": Case(config=SGLANG, spoil=rename_layers),
     "norm-output": Case(config=SGLANG | {"norm_output": True}),
     "norm-output, false": Case(config=SGLANG | {"norm_output": False}),
-    "short-rope": Case(target={"max_position_embeddings": 8192}),
 }
 # These need layouts of their own, and are tested beside them.
 ELSEWHERE = {
-    *("contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map", "not-run"),
+    *("contradiction", "medusa-head-count", "unstated-residual", "vocabulary-map", "not-run"),
     *("causality-in-vllm", "merged-adapter", "narrow-window"),
 }
 SOUND = (

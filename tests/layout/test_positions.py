@@ -10,6 +10,7 @@ from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft
+from draftkit.engines.known import known, speaking_of
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.families.eagle import EagleSpec
@@ -125,18 +126,48 @@ def test_the_length_is_the_one_that_vllm_derives(config: dict[str, object], leng
     assert longest_sequence(config) == length
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mlp-speculator", *LIMITED])
+# By the draft: what is told of one that ends at 64 tokens. vLLM's first runner does not draft beyond; its second one
+# goes on, with positions that the draft has not where it does not stretch them, or serves no longer text.
+TOLD = {
+    "eagle": {"short-rope", "short-draft"}, "eagle3": {"short-rope", "short-draft"}, "mlp-speculator": set(),
+    "draft-model": {"short-draft", "cut-target", "positions-beyond-draft"}, "pard": {"short-draft"},
+    "p-eagle": {"short-draft"}, "dspark": {"positions-beyond-draft"},
+}  # fmt: skip
+ABOUT_LENGTH = {"short-rope", "short-draft", "cut-target", "positions-beyond-draft"}
+
+
+@pytest.mark.parametrize("name", TOLD)
 def test_short_drafts_are_told(name: str) -> None:
     facts = read_target_facts(zoo.path("target"), "zoo:target", None)
     assert facts.max_position_embeddings is not None
     with open_draft(f"zoo:{name}", "zoo:target") as draft:
         short = shortened(draft)
         assert short.spec.architecture.max_positions == (64 if name in LIMITED else None)
-        assert not any(f.name == "short-draft" for f in findings_of_draft(draft, facts))
-        found = {f.name: f for f in findings_of_draft(short, facts)}
-        assert ("short-draft" in found) == (name in LIMITED)
-        if name in LIMITED:
-            assert "the draft ends at 64 tokens" in found["short-draft"].message
+        assert not {f.name for f in findings_of_draft(draft, facts)} & ABOUT_LENGTH
+        found = {f.name: f for f in findings_of_draft(short, facts) if f.name in ABOUT_LENGTH}
+    assert found.keys() == TOLD[name]
+    for told in found.keys() - {"short-rope"}:
+        assert "64" in found[told].message
+        assert ("V1" if told == "short-draft" else "V2") in found[told].message
+        assert found[told].severity == ("warning" if name in LIMITED else "note")
+
+
+def test_a_yarn_draft_cuts_the_target_of_the_release_that_does_not_stretch_it() -> None:
+    facts = read_target_facts(zoo.path("target"), "zoo:target", None)
+    yarn: dict[str, object] = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 32}
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        short = shortened(draft)
+        architecture = short.spec.architecture.expect(EagleSpec)
+        rope = replace(architecture.rope, scaling=yarn)
+        stretched = replace(architecture, decoder=replace(architecture.decoder, rope=rope))
+        short = replace(short, spec=replace(short.spec, architecture=stretched))
+        (cut,) = (f for f in findings_of_draft(short, facts) if f.name == "cut-target")
+        assert "yarn is not stretched" in cut.message
+        assert cut.fix == f"--set max_position_embeddings={facts.max_position_embeddings}", "its table is long enough"
+        newest, older = (release.number for release in known()["vLLM"])
+        assert newest in cut.message
+        with speaking_of(f"vllm=={older}"):
+            assert "cut-target" not in {f.name for f in findings_of_draft(short, facts)}
 
 
 def shortened(draft: Draft) -> Draft:
@@ -150,7 +181,6 @@ def shortened(draft: Draft) -> Draft:
     return replace(draft, spec=replace(draft.spec, architecture=architecture))
 
 
-@pytest.mark.xfail(strict=True, reason="step 3: a finding names the runner whose rule it tells")
 def test_that_drafting_stops_is_told_of_vllms_first_runner() -> None:
     """`_input_fits_in_drafter` is in its `gpu_model_runner.py`; the second one drafts on."""
     with open_draft("zoo:dflash", "zoo:target") as draft:

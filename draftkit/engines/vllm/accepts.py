@@ -31,6 +31,11 @@ def refusal_by_vllm(spec: DraftSpec) -> str | None:
     return against(verdicts(spec, releases=known()[ENGINE]))
 
 
+def method_of(spec: DraftSpec) -> str | None:
+    """What vLLM calls the method of a draft; None where it has no name for it."""
+    return spec.architecture.SERVED_AS.get("vllm", {}).get(spec.method)
+
+
 def check_target(folder: Path) -> None:
     """Raise `TargetError` for a target that vLLM does not load, of any architecture."""
     if (file := gguf_file(folder)) is not None:

@@ -25,6 +25,7 @@ METRICS = "v1/spec_decode/metrics.py"
 FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
 # Instead of a kind of drafts that a release has dropped.
 TRAIN_ANOTHER = "train an EAGLE-3 draft for the same target: draftkit train --recipe eagle3"
+CAPTURING = ("dflash", "dspark", "eagle", "eagle3", "mtp")  # that read the target's states
 # What both releases have in common: settings with conditions, and rules.
 KEYS = {
     "enable_adaptive_verification": has(RUNNER, "'adaptive draft verification'", runner="V2"),
@@ -118,7 +119,7 @@ V0_32 = Release(
     verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]),
     metrics=each(has(METRICS), NAMES["0.32"]["metrics"]),
     rules={
-        "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", when="eagle and eagle3, of any rope"),
+        "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", methods=("eagle", "eagle3"), when="of any rope"),
         "target-length-lowered": lacks(RUNNER, no_code="_limit_max_model_len_to_draft"),
         "block-slots-reserved": has(CONFIG, "max_num_new_slots_for_drafting", when="dflash K, dspark K - 1"),
         "exclusions-by-checkpoint-name": lacks(f"{MODELS}/utils.py", no_code="map_draft_quant_config"),
@@ -172,9 +173,9 @@ V0_33 = Release(
     | {"fly": has(CONFIG, "fly_entropy_threshold", when="lossy: its output is not the target's distribution")},
     metrics=each(has(METRICS), NAMES["0.33"]["metrics"]),
     rules={
-        "draft-length-raised": has(CONFIG, "_CACHE_ONLY_ROPE_TYPES", when="all methods but draft_model, by rope"),
+        "draft-length-raised": has(CONFIG, "_CACHE_ONLY_ROPE_TYPES", methods=CAPTURING, when="by rope"),
         "target-length-lowered": has(
-            RUNNER, "_limit_max_model_len_to_draft", runner="V2", when="draft_model, and drafts of another rope"
+            RUNNER, "_limit_max_model_len_to_draft", runner="V2", when="a draft that ends early and is not raised"
         ),
         "block-slots-reserved": lacks(CONFIG, "max_num_new_slots_for_drafting"),
         "exclusions-by-checkpoint-name": has(f"{MODELS}/utils.py", "map_draft_quant_config"),

@@ -267,7 +267,8 @@ def _limitations(given: CardInput) -> list[str]:
     found = [f"It fits {_linked(given.target)} only; with a fine-tune of it, fewer tokens are accepted."]
     found += spec.architecture.limitations()
     if (limit := spec.architecture.max_positions) is not None:
-        found.append(f"It drafts up to {limit:,} tokens of prompt and answer; beyond, vLLM decodes without it.")
+        runner = "vLLM's first model runner (V1)"
+        found.append(f"It is made for {limit:,} tokens of prompt and answer; beyond, {runner} decodes without it.")
     if rows := given.rows:
         temperatures = sorted({cell.temperature for _, cell in rows})
         datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)
