@@ -446,7 +446,7 @@ def _full(size: int) -> None:
 
 
 def _killed(corpus: Path, layout: str, install: Callable[[], None]) -> Callable[[Path], None]:
-    """In place, in a process that ends on the way; then the target is read, and the heads are put back again."""
+    """Put heads back in place, in a process that is killed on the way; then read the target and put them back again."""
 
     def run(folder: Path) -> None:
         place = _made(corpus, layout, folder)
@@ -478,7 +478,7 @@ def _killed(corpus: Path, layout: str, install: Callable[[], None]) -> Callable[
 
 
 def _in_a_process(place: Place, install: Callable[[], None]) -> None:
-    """Never returns."""
+    """Carry out a case in the child process; never returns."""
     code = 3
     try:
         install()

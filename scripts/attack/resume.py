@@ -106,7 +106,7 @@ class Attack:
         child = attempt(kind, folder, rng.randint(1, self.writes(kind)), "halted")
         try:
             there = contents(folder / "out")
-            # It may be halted before it takes the lock: then it is no writer yet.
+            # A process that is halted before it takes the lock is no writer yet.
             writes = f" {child} " in Path("/proc/locks").read_text()
             error = resume(kind, folder, None)
             if writes and os.path.exists(f"/proc/{child}") and not is_over(child):

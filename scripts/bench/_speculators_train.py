@@ -50,7 +50,7 @@ class Steps(logging.Handler):
 
 
 def write_dataset(samples: str, folder: str) -> None:
-    """As the library prepares data: an Arrow dataset that gives tensors."""
+    """Write samples as the speculators library prepares them: an Arrow dataset that gives tensors."""
     dataset = Dataset.from_list([json.loads(line) for line in Path(samples).read_text().splitlines()])
     dataset.set_format(type="torch")
     dataset.save_to_disk(folder)

@@ -73,7 +73,7 @@ SAMPLING_SECONDS = 0.005
 
 
 class Cost(NamedTuple):
-    """Of one process: seconds by the clock and of the processor, peak bytes of its own and with the page cache."""
+    """The cost of one process: wall seconds and processor seconds, peak bytes of its own and with the page cache."""
 
     wall: float
     cpu: float

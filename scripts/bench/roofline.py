@@ -90,7 +90,7 @@ positions.
 
 ## draftkit, Llama 3.1 8B in bfloat16 on an H100
 
-Kernels as `launches.md` counts them: before transformers' modules were taken over, and now.
+Kernels as `launches.md` counts them: before transformers' modules were fused (commit c549a20), and now.
 
 | drafter | batch | bytes, ms | kernels before | ms | × bytes | kernels now | ms | × bytes |
 |---|---|---|---|---|---|---|---|---|

@@ -35,7 +35,7 @@ VOCABULARY = 2048
 
 
 def targets(hidden: int) -> dict[str, dict[str, Any]]:
-    """By the type of their configuration, what its class is given; eight layers, six of them recurrent."""
+    """The arguments of each target's configuration, by its type: eight layers, six of them recurrent."""
     common = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden,

@@ -259,7 +259,7 @@ class Comparison:
             self._write_speculators_data()
 
     def speculators(self) -> tuple[Run, Path]:
-        """Its training and its last checkpoint, as draftkit converts it."""
+        """Train with speculators, and convert its last checkpoint with draftkit."""
         result, draft = self.folder / "speculators.json", self.folder / "speculators" / "draft"
         checkpoints = self.folder / "speculators" / "checkpoints"
         if not result.exists():
@@ -296,7 +296,7 @@ class Comparison:
         return initial
 
     def _run_speculators(self, arguments: Mapping[str, object], result: Path) -> None:
-        """Its command; an argument of None is a switch."""
+        """Run a command of speculators; an argument of None is a switch."""
         words = [[f"--{name}"] if value is None else [f"--{name}", str(value)] for name, value in arguments.items()]
         job = {
             "samples": str(self.data / "samples.jsonl"),
@@ -385,7 +385,7 @@ class Comparison:
 
 
 def decoder_config() -> dict[str, object]:
-    """Of the layers of a block drafter, as the target's."""
+    """The configuration of a block drafter's layers, like the target's."""
     target = AutoConfig.from_pretrained(zoo.path("target"))
     copied = (
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",

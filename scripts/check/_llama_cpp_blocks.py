@@ -25,7 +25,7 @@ from scripts.check._llama_cpp_heads import plain
 
 
 class Choosing(DFlash2):
-    """With tables of the selector that are large enough to choose from the first step on."""
+    """A recipe whose selector has tables that are large enough to choose from the first step on."""
 
     def __init__(self, origin: Origin, options: DFlash2Options):
         super().__init__(origin, options)

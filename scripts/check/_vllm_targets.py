@@ -182,7 +182,8 @@ TARGETS = (
 
 
 class MimoConfig(Qwen2Config):
-    """Of MiMo-7B, whose own code comes with its weights: what it computes is Qwen2, but for the head."""
+    """The configuration of MiMo-7B, whose code comes with its weights: except for the head it computes what Qwen2
+    does."""
 
     model_type = "mimo"
 

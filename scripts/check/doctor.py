@@ -153,7 +153,7 @@ def other_mask_token(token: int) -> Callable[[Draft], Draft]:
 
 
 def own_embedding(draft: Draft) -> Draft:
-    """With a copy of the target's table, by which the rotation of another can be found."""
+    """The draft with a copy of the target's embedding, by which the rotation of another target can be found."""
     table = AutoModelForCausalLM.from_pretrained(zoo.path("target")).get_input_embeddings().weight
     return changed(draft, replace(_eagle(draft), embed_tokens="draft"), {"embed_tokens.weight": table})
 

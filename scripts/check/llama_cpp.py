@@ -229,7 +229,7 @@ def assistant_comparison(options: argparse.Namespace, work: Path) -> Compared:
 
 
 def by_converter(options: argparse.Namespace, folder: Path, out: Path, *flags: str) -> None:
-    """A target's file."""
+    """Write a target's GGUF file with llama.cpp's own converter."""
     command = (
         sys.executable,
         "-m",

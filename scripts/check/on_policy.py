@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def pool(seeds: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
-    """Of each prompt the sums over all seeds."""
+    """The sums over all seeds, for each prompt."""
     return [(sum(s[0] for s in sums), sum(s[1] for s in sums)) for sums in zip(*seeds, strict=True)]
 
 

@@ -38,8 +38,9 @@ STORED = ROOT / "tests/fixtures/engines"
 
 @dataclass(frozen=True)
 class Archive:
-    """Where the source of an engine's releases is on the index: pip's option that takes this kind of file, and which of
-    its files are the package's, by their path within it."""
+    """Where the package index has the source of an engine's releases.
+
+    It holds pip's option for this kind of file, and which files are the package's, by their path within it."""
 
     option: str
     files: str
@@ -84,7 +85,7 @@ class Source(Protocol):
 
     @property
     def release(self) -> str:
-        """As `str(Release)`."""
+        """The release as `str(Release)` writes it."""
 
     def names(self, table: str) -> set[str]:
         """The names of a table."""

@@ -183,7 +183,8 @@ def read_converted(converted: str, source: str) -> str:
 
 
 def comparable(spec: DraftSpec) -> DraftSpec:
-    """Without what the converter restates: the position limit is the target's, and base 10000 is written out."""
+    """A config without the keys that the converter restates: the position limit, which is the target's, and the base
+    10000."""
     eagle = spec.architecture
     assert isinstance(eagle, EagleSpec)
     rope = replace(eagle.decoder.rope, declared_base=None, max_position_embeddings=0)

@@ -146,7 +146,7 @@ def prompts(config: PretrainedConfig) -> list[Request]:
 
 
 def whole_model(config: PretrainedConfig, seed: int, scale: float) -> PreTrainedModel:
-    """As it is published: of several kinds of input, with the parts that read them."""
+    """A random model of the published class, with the parts that read other kinds of input where it has them."""
     several = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
     model: PreTrainedModel = (AutoModelForMultimodalLM if several else AutoModelForCausalLM).from_config(config)
     draw_weights(model, seed, scale)

@@ -135,7 +135,7 @@ ENDS = {"aux_layer_ids": "0,5,10", "last_state": "before_norm"}
 
 
 def no_markov_head(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
-    """As DeepSpec's baseline: neither a Markov head nor a confidence head."""
+    """The draft without Markov head and confidence head, like DeepSpec's baseline."""
     config |= {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}
     for name in [name for name in tensors if name.startswith(("markov_head.", "confidence_head."))]:
         del tensors[name]

@@ -109,7 +109,7 @@ def apart(rows: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def added(name: str, size: int) -> Change:
-    """A vector of ones."""
+    """A vector of ones under this name, added to a file."""
     import torch
 
     return lambda tensors: tensors | {name: memory_handle(name, torch.ones(size), next(iter(tensors.values())).origin)}

@@ -87,7 +87,7 @@ def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int, ro
 
 
 def simulated(config: TrainConfig, draft: Path, k: int) -> Sums:
-    """Of each held-out sample, the accepted draft tokens and the rounds, on states that the target computes."""
+    """The accepted draft tokens and the rounds of each held-out sample, on states that the target computes."""
     target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
     samples = read_training_samples(Path(config.data))
     training, judging = held_out(samples, SHARE)

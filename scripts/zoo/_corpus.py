@@ -87,7 +87,7 @@ def _summary(node: ast.AST) -> str:
 
 
 def _clip(text: str) -> str:
-    """At most MAX_RESPONSE characters, cut at a line end."""
+    """Cut a text to at most MAX_RESPONSE characters, at a line end."""
     if len(text) <= MAX_RESPONSE:
         return text
     return text[: text.rfind("\n", 0, MAX_RESPONSE)]

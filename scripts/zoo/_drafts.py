@@ -229,7 +229,8 @@ def publish_block_drafts(trained: Path, models: Path) -> None:
 
 
 def name_target(folder: Path) -> None:
-    """In the layout of speculators: by its name in the zoo, not by the folder that it has on this machine."""
+    """Call the target of a draft in the speculators layout by its name in the zoo, not by its folder on this
+    machine."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["speculators_config"]["verifier"]["name_or_path"] = TARGET

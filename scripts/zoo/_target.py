@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 )
 # The split of GPT-4-style tokenizers: words, numbers of up to three digits, punctuation, runs of white space.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# As in Llama 3.
+# The tokenizer and the form of conversations resemble Llama 3's.
 WRITING = Writing(
     size=4096,
     special_tokens=SPECIAL_TOKENS,
