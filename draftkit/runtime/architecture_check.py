@@ -115,6 +115,7 @@ class Known:
     """A drafter of texts that it knows, some of whose tokens it changes: always the same ones."""
 
     max_tokens = max_positions = module = None
+    overlap = 0
     slot_bytes: SlotBytes | None = None
 
     def __init__(self, texts: Sequence[Sequence[int]], aux_layers: AuxLayers | None = None):
@@ -126,9 +127,9 @@ class Known:
         self._text = {}
 
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        for slot, prompt, _ in prompts:
-            tokens = prompt.tolist()
-            self._text[slot] = next(text for text in self.texts if list(text[: len(tokens)]) == tokens)
+        for prompt in prompts:
+            known = [*self._text.get(prompt.slot, ())[: prompt.begin], *prompt.tokens.tolist()]
+            self._text[prompt.slot] = next(text for text in self.texts if list(text[: len(known)]) == known)
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         begins = (committed.start + committed.counts).tolist()

@@ -29,7 +29,7 @@ from draftkit.requests import (
 )
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Drafter, Expands, NewSequence
+from draftkit.runtime.drafters.protocol import Drafter, Expands
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packed_linear import pack
@@ -168,7 +168,8 @@ class Engine:
         queue = deque(generations)
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
-        prefill = Prefill(self.target, self._cache, self.prefill_chunk)
+        overlap = 0 if self.drafter is None else self.drafter.overlap
+        prefill = Prefill(self.target, self._cache, self.prefill_chunk, overlap)
         while queue or prefill or active:
             while queue and free:
                 generation = queue.popleft()
@@ -296,28 +297,34 @@ class Engine:
         powers = {1 << power for power in range(self.num_slots.bit_length())}
         return sorted(n for n in powers | edges | {self.num_slots} if 1 <= n <= self.num_slots)
 
-    def _admit(self, prompts: Sequence[Prefilled]) -> Sequence[Prefilled]:
-        """Start sequences whose prompts the target has taken in: the drafter takes them in too, and the target's first
-        tokens start the generations."""
+    def _admit(self, pieces: Sequence[Prefilled]) -> Sequence[Prefilled]:
+        """Have the drafter take in what the target has, and start the sequences whose prompts are complete, with the
+        target's first tokens. Returns these."""
+        self._prefill_drafter(pieces)
+        prompts = [piece for piece in pieces if piece.complete]
         if not prompts:
             return prompts
         logits = torch.stack([prompt.logits for prompt in prompts])
         firsts = self._first_tokens([prompt.generation.request for prompt in prompts], logits)
-        drafted = []
         for prompt, first in zip(prompts, firsts, strict=True):
-            tokens, features = prompt.generation.request.prompt, prompt.features
-            self._reach = max(self._reach, len(tokens))
-            if self._can_draft(len(tokens)):
-                drafted.append(NewSequence(prompt.slot, torch.tensor(tokens, device=logits.device), features))
-            self._state.admit(prompt.slot, len(tokens), first, None if features is None else features[-1])
-        if self.drafter is not None and drafted:
-            self.drafter.prefill(drafted)
+            length, features = prompt.piece.end, prompt.features
+            self._reach = max(self._reach, length)
+            self._state.admit(prompt.slot, length, first, None if features is None else features[-1])
         known = torch.stack((firsts, has_finite_peak(logits)), dim=1).tolist()
         for prompt, (token, usable) in zip(prompts, known, strict=True):
             if not usable:
                 raise self._broken("target", prompt.generation)
             self._extend(prompt.generation, [token])
         return prompts
+
+    def _prefill_drafter(self, pieces: Sequence[Prefilled]) -> None:
+        """Have the drafter take in pieces of prompts after which a whole draft fits it."""
+        if self.drafter is None:
+            return
+        fitting = (piece for piece in pieces if self._can_draft(len(piece.generation.request.prompt)))
+        taken = [sequence for piece in fitting if (sequence := piece.sequence(self.target.device)) is not None]
+        if taken:
+            self.drafter.prefill(taken)
 
     def _first_tokens(self, requests: Sequence[Request], logits: Tensor) -> Tensor:
         """The tokens int64 [n] after prompts, from `logits` [n, V]; drawn with the target's own noise."""

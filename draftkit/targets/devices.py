@@ -47,9 +47,14 @@ def device_named(name: str | None) -> str:
 
 
 def use_device(device: str) -> None:
-    """Make a device of `device_named` the current one: Triton, streams and graphs run on that, wherever tensors are."""
+    """Make a device of `device_named` the current one: Triton, streams and graphs run on that, wherever tensors are.
+
+    On a GPU cuDNN's attention is switched off: torch prefers it on Hopper and Blackwell (`check_prefer_cudnn_attention`
+    in sdp_utils.cpp), and it builds a plan for each exact length, so that nearly every new prompt would wait for one.
+    """
     if device != "cpu":
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def dtype_named(name: str | None, device: str) -> torch.dtype:

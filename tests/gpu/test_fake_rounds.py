@@ -28,6 +28,7 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.fusion import fuse
+from draftkit.runtime.ops import slot_attention
 from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
@@ -128,6 +129,9 @@ def test_a_batch_is_one_upload(gpu: Recorder) -> None:
     assert len(work.uploads) == 1
 
 
+PROMPTS = [tuple(range(5 + n, 16 + 2 * n)) for n in range(SLOTS)]
+
+
 def admit(made: Engine, chunk: int) -> None:
     for prompts in prefilled(made, [tuple(range(5, 16)), tuple(range(7, 18))], chunk):
         made._admit(prompts)
@@ -157,6 +161,28 @@ def test_no_mask_is_made_for_a_prompt(pair: Pair, gpu: Recorder, monkeypatch: py
     monkeypatch.setattr(SlotRows, "bias", None)
     monkeypatch.setattr(prefill, "PREFILL_CHUNK", 4)
     assert gpu.during(lambda: admit(made, 4)).launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["no draft", "EAGLE-3", "DFlash", "draft model"], indirect=True)
+def test_prompts_attend_in_one_call_a_layer(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are in a forward, of the target or of the draft; and none by a function for which torch might
+    choose cuDNN, which builds a plan for every new length."""
+    made = engine(pair)
+    monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: [[1, 1]] * len(tensor))
+    for module in (prefill, slot_attention):
+        monkeypatch.setattr(module, "scaled_dot_product_attention", None)
+    calls = [attention_calls(gpu, made, prompts) for prompts in (PROMPTS[:2], PROMPTS)]
+    assert calls[0] == calls[1] > 0
+
+
+def attention_calls(gpu: Recorder, made: Engine, prompts: Sequence[tuple[int, ...]]) -> int:
+    def run() -> None:
+        for pieces in prefilled(made, prompts):
+            made._admit(pieces)
+
+    launches = gpu.during(run).launches
+    return sum("attention" in launch.kernel for launch in launches)
 
 
 @pytest.mark.slow

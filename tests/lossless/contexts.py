@@ -74,6 +74,10 @@ class _Recorder:
         return self._drafter.max_tokens
 
     @property
+    def overlap(self) -> int:
+        return self._drafter.overlap
+
+    @property
     def max_positions(self) -> int | None:
         return self._drafter.max_positions
 

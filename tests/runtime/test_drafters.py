@@ -82,14 +82,25 @@ class Decoding:
         self.pending = [0] * num_slots
         drafter.allocate(num_slots, self.LENGTH + K, K)
 
-    def admit(self, lengths: Mapping[int, int]) -> None:
-        """Start sequences together: by slot the length of a prompt, after which the target's first token stands."""
+    def admit(self, lengths: Mapping[int, int], size: int | None = None) -> None:
+        """Start sequences together: by slot the length of a prompt, after which the target's first token stands. With
+        `size` the drafter is given pieces of so many positions, one after the other."""
         prompts = []
         for slot, length in lengths.items():
             features = self.features[slot, :length] if self.features.shape[-1] else None
             prompts.append(NewSequence(slot, self.tokens[slot, :length], features))
             self.known[slot], self.pending[slot] = length + 1, 1
-        self.drafter.prefill(prompts)
+        if size is None or not self.features.shape[-1]:
+            self.drafter.prefill(prompts)
+            return
+        for done in range(0, max(lengths.values()), size):
+            left = (prompt for prompt in prompts if len(prompt.tokens) > done)
+            self.drafter.prefill([self._piece(prompt, done, done + size) for prompt in left])
+
+    def _piece(self, prompt: NewSequence, begin: int, end: int) -> NewSequence:
+        begin = max(begin - self.drafter.overlap, 0)
+        assert prompt.features is not None
+        return NewSequence(prompt.slot, prompt.tokens[begin:end], prompt.features[begin:end], begin, len(prompt.tokens))
 
     def propose(self, slots: Sequence[int]) -> tuple[Proposal, Recorder]:
         draw = Recorder()
@@ -127,9 +138,9 @@ class Decoding:
                 self.accept(slot)
 
 
-def started(case: Case, num_slots: int) -> Decoding:
+def started(case: Case, num_slots: int, size: int | None = None) -> Decoding:
     decoding = Decoding(case.drafter, case.feature_size, num_slots)
-    decoding.admit(dict(zip(range(num_slots), (7, 1, 12, 3), strict=False)))
+    decoding.admit(dict(zip(range(num_slots), (7, 1, 12, 3), strict=False)), size)
     return decoding
 
 
@@ -143,6 +154,11 @@ def test_prompts_may_be_taken_in_by_pieces(case: Case, monkeypatch: pytest.Monke
     """Some of which end in the middle of one, and begin there."""
     monkeypatch.setattr(prefill, "PREFILL_CHUNK", 5)
     check_proposals(case, started(case, num_slots=4), rounds=1)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_drafter_follows_a_prompt_that_the_target_takes_in_by_pieces(case: Case, size: int) -> None:
+    check_proposals(case, started(case, num_slots=4, size=size), rounds=1)
 
 
 def check_proposals(case: Case, decoding: Decoding, *, rounds: int) -> None:

@@ -52,11 +52,19 @@ def test_drafts_equal_the_reference_after_any_rejections(
     saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int
 ) -> None:
     """Rounds in which some drafts were accepted and some rejected, of sequences side by side; also more steps than
-    modules, which are used again and overwrite their own keys."""
+    modules, which are used again and overwrite their own keys. Prompts come in pieces of four tokens."""
     target, drafter = engine_of
     assert type(drafter) is MtpInTurnDrafter
     rates = SyntheticAcceptance(tuple(0.7 * 0.8**i for i in range(k)))
-    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=2, verification="synthetic", synthetic=rates)
+    engine = Engine(
+        target,
+        drafter,
+        num_speculative_tokens=k,
+        num_slots=2,
+        verification="synthetic",
+        synthetic=rates,
+        prefill_chunk=4,
+    )
     accepted = set()
     for generation in engine.generate(requests()):
         text = torch.tensor([*generation.request.prompt, *generation.tokens])

@@ -26,7 +26,7 @@ from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal, expand_marginals
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
-from draftkit.runtime.prefill import prefill_forwards
+from draftkit.runtime.prefill import Piece, prefill_forwards
 from draftkit.runtime.slot_rows import Branches
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.states import AuxLayers
@@ -42,6 +42,7 @@ class CausalLMDrafter:
     """
 
     max_tokens = None
+    overlap = 1  # whose feature goes with the token after it, where the target's are read
     slot_bytes: SlotBytes | None = None
 
     def __init__(self, model: Target, vocabulary: SharedVocabulary | None = None, head_ids: Tensor | None = None):
@@ -65,12 +66,14 @@ class CausalLMDrafter:
         self.cache = SlotCache(num_slots, capacity, k)
 
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        tokens = self._own(torch.cat([prompt.tokens for prompt in prompts]))[None]
+        new = [prompt.tokens[bool(prompt.begin) :] for prompt in prompts]  # the token before a piece is in the cache
+        tokens = self._own(torch.cat(new))[None]
         features = self._features_before(prompts)
-        sizes = [(prompt.slot, len(prompt.tokens)) for prompt in prompts]
-        lengths = torch.tensor([[size for _, size in sizes for _ in range(size)]]).to(tokens.device)
+        pieces = [Piece(p.slot, p.begin + bool(p.begin), p.begin + len(p.tokens)) for p in prompts]
+        whole = [p.length or piece.end for p, piece in zip(prompts, pieces, strict=True)]
+        lengths = torch.tensor([[n for n, own in zip(whole, new, strict=True) for _ in own]]).to(tokens.device)
         for taken, positions, rows in prefill_forwards(
-            self.cache, sizes, tokens.device, joins=self.model.joins_prompts
+            self.cache, pieces, tokens.device, joins=self.model.joins_prompts
         ):
             before = None if features is None else features[:, taken]
             self._take_in(tokens[:, taken], before, positions, rows, lengths[:, taken])
@@ -177,8 +180,9 @@ class Pard2Drafter(PardDrafter):
         return self._aux_layers
 
     def _features_before(self, prompts: Sequence[NewSequence]) -> Tensor:
-        known = [prompt.features[:-1] for prompt in prompts if prompt.features is not None]
-        return torch.cat([pad(features, (0, 0, 1, 0)) for features in known])[None]  # a first token has none
+        known = [(prompt.features[:-1], prompt.begin) for prompt in prompts if prompt.features is not None]
+        padded = [features if begin else pad(features, (0, 0, 1, 0)) for features, begin in known]
+        return torch.cat(padded)[None]  # the first token of a prompt has none
 
     def _take_in(
         self, tokens: Tensor, features: Tensor | None, positions: Tensor, rows: CacheRows, lengths: Tensor

@@ -20,7 +20,7 @@ from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequenc
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
-from draftkit.runtime.prefill import features_before_last, prefill_forwards
+from draftkit.runtime.prefill import features_before_last, pieces_before_last, prefill_forwards
 from draftkit.runtime.slot_rows import Branches
 from draftkit.targets.states import AuxLayers
 
@@ -34,6 +34,7 @@ class ChainDrafter(ABC, Generic[Model]):
     max_positions: int | None = None
     slot_bytes: SlotBytes | None = None
     joins_prompts = True  # whether several go into one forward
+    overlap = 1  # whose feature has waited for the token after it
 
     def __init__(self, model: Model):
         self.model = model
@@ -62,8 +63,8 @@ class ChainDrafter(ABC, Generic[Model]):
         if known:
             tokens = torch.cat([prompt.tokens[1:] for prompt in known])[None]
             features = features_before_last(known)
-            sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
-            for taken, positions, kv in prefill_forwards(self.cache, sizes, tokens.device, joins=self.joins_prompts):
+            pieces = pieces_before_last(known)
+            for taken, positions, kv in prefill_forwards(self.cache, pieces, tokens.device, joins=self.joins_prompts):
                 self.model(tokens[:, taken], self.model.fuse(features[:, taken]), positions, kv=kv)
 
     @torch.inference_mode()

@@ -21,7 +21,7 @@ from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Grow, NewSequence, Proposal
 from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
-from draftkit.runtime.prefill import features_before_last, prefill_forwards
+from draftkit.runtime.prefill import features_before_last, pieces_before_last, prefill_forwards
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -29,6 +29,7 @@ class DFlashDrafter:
     """Drafts K tokens from a block of as many rows as that takes. `num_layers`: those of the target."""
 
     max_tokens: int | None = None
+    overlap = 1  # whose state comes with the token that it emitted
     slot_bytes: SlotBytes | None = None
 
     def __init__(self, model: DFlashModel, num_layers: int):
@@ -61,8 +62,7 @@ class DFlashDrafter:
         known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
         if known:
             features = features_before_last(known)
-            sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
-            for taken, positions, rows in prefill_forwards(self.cache, sizes, features.device):
+            for taken, positions, rows in prefill_forwards(self.cache, pieces_before_last(known), features.device):
                 self._take_in(features[:, taken], positions, rows)
 
     @torch.inference_mode()

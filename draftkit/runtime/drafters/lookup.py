@@ -24,6 +24,7 @@ class LookupDrafter(ABC):
 
     max_tokens = None
     max_positions = None
+    overlap = 0
     module = None
     slot_bytes: SlotBytes | None = None
 
@@ -46,8 +47,8 @@ class LookupDrafter(ABC):
         self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
 
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        for slot, tokens, _ in prompts:
-            self.context[slot, : len(tokens)] = tokens
+        for prompt in prompts:
+            self.context[prompt.slot, : len(prompt.tokens)] = prompt.tokens
 
     @abstractmethod
     def occurrences(self, context: Tensor, known: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.families.mtp import MtpSpec
@@ -65,24 +64,29 @@ class MtpInTurnDrafter(MtpDrafter):
         self.tokens = weight.new_zeros(num_slots + 1, k - 1, dtype=torch.int64)
         self.states = weight.new_zeros(num_slots + 1, k - 1, self.model.spec.target_hidden_size)
 
+    @property
+    def overlap(self) -> int:
+        """Each step's last row has waited for one token more than that of the step before."""
+        return len(self.caches)
+
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        for slot, prompt, features in prompts:  # each by itself, as every step has other rows
-            assert features is not None
-            self._take_in_one(slot, prompt, features)
+        for prompt in prompts:  # each by itself, as every step has other rows
+            self._take_in_one(prompt)
 
-    def _take_in_one(self, slot: int, prompt: Tensor, features: Tensor) -> None:
-        tokens, hidden = prompt[None, 1:], self.model.fuse(features[None, :-1])
+    def _take_in_one(self, prompt: NewSequence) -> None:
+        assert prompt.features is not None
+        slot, tokens, hidden = prompt.slot, prompt.tokens[None, 1:], self.model.fuse(prompt.features[None, :-1])
         kept = min(self.tokens.shape[1], tokens.shape[1])
         if kept:
             self.tokens[slot, -kept:], self.states[slot, -kept:] = tokens[0, -kept:], hidden[0, -kept:]
-        slots = torch.tensor([slot], device=prompt.device)
+        slots = torch.tensor([slot], device=tokens.device)
         for step, cache in enumerate(self.caches):
             rows = tokens.shape[1] - step  # of which the tokens are known
             if rows <= 0:
                 return
-            positions = torch.arange(rows, device=prompt.device)[None]
-            kv = cache.rows(slots, positions, rows, prompt=True)
+            positions = prompt.begin + torch.arange(rows, device=tokens.device)[None]
+            kv = cache.rows(slots, positions, prompt.begin + rows, prompt=True)
             hidden = self.model(tokens[:, step:], hidden[:, :rows], positions, step=step, kv=kv).feedback
 
     @torch.inference_mode()

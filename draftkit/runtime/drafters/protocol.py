@@ -37,12 +37,18 @@ class Committed(NamedTuple):
 
 
 class NewSequence(NamedTuple):
-    """A prompt `tokens` int64 [T] that the target has taken in, to be continued in `slot`; the target's `features`
-    [T, F] at the same positions, None when the drafter captures nothing."""
+    """A prompt that the target has taken in, or a piece of one, to be continued in `slot`: `tokens` int64 [T] from
+    position `begin` on, and the target's `features` [T, F] at the same positions, None when the drafter captures
+    nothing. `length`: that of the whole prompt, None where it ends with these tokens.
+
+    Pieces of a prompt come in order, and each has again the `overlap` positions of the drafter that lie before it.
+    """
 
     slot: int
     tokens: Tensor
     features: Tensor | None
+    begin: int = 0
+    length: int | None = None
 
 
 class Proposal(NamedTuple):
@@ -84,10 +90,13 @@ class Drafter(Protocol):
     """Proposes K tokens a round for every active slot.
 
     `slot_bytes`: what it keeps of a slot, as `slot_bytes` of its family's file tells it; None where it was not made
-    from a draft.
+    from a draft. `overlap`: how many positions before a piece of a prompt it needs again.
     """
 
     slot_bytes: SlotBytes | None
+
+    @property
+    def overlap(self) -> int: ...
 
     @property
     def aux_layers(self) -> AuxLayers | None:
@@ -109,7 +118,8 @@ class Drafter(Protocol):
         """Make that room in every slot; everything known about earlier sequences is gone."""
 
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        """Take in new sequences, at least one."""
+        """Take in new sequences, or further pieces of them, at least one. A drafter that captures nothing is given
+        whole prompts."""
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         """Take in the committed tokens and draft up to `k` ≥ 1 more, each by `draw`."""
