@@ -17,6 +17,7 @@ from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packed_linear import kept_twice
+from draftkit.runtime.memory import partial_bytes, working_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.targets.device_map import available_memory, room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
@@ -81,16 +82,19 @@ def plan_memory(
     available = sum(room_from(str(device)).values()) if spreads_targets() else available_memory(device)
     plans = {}
     for source, draft in drafts.items():
+        features = draft.spec.architecture.states_read * text.hidden_size
         per_slot = slot_bytes(
             target=partial(own.slot_bytes, dtype),
             draft=family_of(draft).slot_bytes(draft, dtype),
-            feature_size=draft.spec.architecture.states_read * text.hidden_size,
+            feature_size=features,
             vocab_size=text.vocab_size,
             itemsize=dtype.itemsize,
             capacity=capacity,
             k=k,
+            partials=partial_bytes(config, device, capacity, k),
         )
-        plans[source] = MemoryPlan(fixed, per_slot, num_slots, capacity, available)
+        working = working_memory(config, dtype, device, feature_size=features, available=available)
+        plans[source] = MemoryPlan(fixed | working, per_slot, num_slots, capacity, available)
     return plans
 
 

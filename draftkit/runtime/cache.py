@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from functools import cached_property
+from functools import cached_property, partial
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -113,7 +114,8 @@ class CacheRows:
     def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
         self.rows = rows
         self.windows: dict[int, int | None] = {}
-        self.latents = Latents(self.store_index)
+        # Weak, as a cycle would keep the cache of an engine that has made room anew until Python looks for cycles.
+        self.latents = Latents(partial(CacheRows.store_index, proxy(self)))
         self._cache = cache
         self._length = length
         self._left_over = left_over

@@ -34,13 +34,12 @@ from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packed_linear import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
-from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
+from draftkit.runtime.memory import explains_memory, require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
-from draftkit.targets.device_map import DISK, available_memory, is_spread
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 
@@ -139,6 +138,7 @@ class Engine:
         self._batch: Batch | None = None
 
     @torch.inference_mode()
+    @explains_memory
     def generate(
         self,
         prompts: Iterable[Request | str | Sequence[int]],
@@ -155,7 +155,8 @@ class Engine:
         the generations that a round touched; `on_text` gets each generation's text as it comes, piece by piece.
 
         Raises `DraftkitError` for an empty prompt, token ids that the target does not have, more tokens than it has
-        positions for, text without a tokenizer, and where memory does not suffice; `NonFiniteError` where a forward
+        positions for, text without a tokenizer, and where memory does not suffice, be it told beforehand or met in the
+        middle; `NonFiniteError` where a forward
         gives NaN or infinity.
         """
         sampling = sampling or SamplingParameters()
@@ -252,8 +253,8 @@ class Engine:
         if capacity <= self._capacity and not taken:
             return
         capacity = max(capacity, self._capacity)
-        self._capacity = 0
-        _require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
+        self._release()
+        require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
         self._cache = SlotCache(self.num_slots, capacity, self.k)
         if self.drafter is not None:
             self.drafter.allocate(self.num_slots, capacity, self.k)
@@ -270,7 +271,16 @@ class Engine:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         self._capacity = capacity
 
+    def _release(self) -> None:
+        """Give back the room of every slot: what is asked for next need not fit beside it."""
+        self._capacity = 0
+        for kept in ("_cache", "_state", "_rounds"):
+            vars(self).pop(kept, None)
+        if self.drafter is not None:
+            self.drafter.allocate(0, 0, max(self.k, 1))
+
     @torch.inference_mode()
+    @explains_memory
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Do once what a run of these requests would do for the first time in the middle of being timed.
 
@@ -415,22 +425,3 @@ class Engine:
         if token in request.stop_token_ids:
             return "stop"
         return "length" if len(generation.tokens) >= request.max_new_tokens else None
-
-
-def _require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, capacity: int, k: int) -> None:
-    """Raise `DraftkitError` where the state of so many slots does not fit beside the weights, which are loaded."""
-    per_slot = slot_bytes(
-        target=target.slot_bytes,
-        draft=(drafter and drafter.slot_bytes) or (lambda capacity, k: 0),
-        feature_size=target.feature_size,
-        vocab_size=target.vocab_size,
-        itemsize=target.dtype.itemsize,
-        capacity=capacity,
-        k=k,
-    )
-    if is_spread(target.model):  # what a slot needs is too
-        places = {torch.device(place) for place in target.model.hf_device_map.values() if place != DISK}
-        available = sum(map(available_memory, places))
-    else:
-        available = available_memory(target.device)
-    MemoryPlan({}, per_slot, num_slots, capacity, available).require()

@@ -66,6 +66,8 @@ class GraphedRounds:
             vacant = batch.vacant()  # rounds of it leave no trace in any slot
             try:
                 replay = self._capture(lambda: self._rounds.run(vacant, k, self._capacity, drafting=drafting))
+            except torch.OutOfMemoryError:  # other sizes may fit
+                raise
             except RuntimeError as error:
                 self._failed = True
                 first = error.__context__ or error  # a capture that is broken off fails once more, at its end

@@ -18,8 +18,7 @@ SlotBytes = Callable[[int, int], int]  # what a model keeps of a slot, by its po
 class MemoryPlan:
     """Bytes by what they are for: `fixed` whatever the number of slots, `per_slot` for each of `num_slots`.
 
-    A slot has `capacity` positions. `available` bytes are free on the device. Activations and the kernels' workspaces
-    are not in it.
+    A slot has `capacity` positions. `available` bytes are free on the device.
     """
 
     fixed: dict[str, int]
@@ -70,8 +69,9 @@ def slot_bytes(
     itemsize: int,
     capacity: int,
     k: int,
+    partials: int = 0,
 ) -> dict[str, int]:
-    """The bytes of one slot by what they are for.
+    """The bytes of one slot by what they are for; `partials`: those of its attention's partial results.
 
     `itemsize`: of the target's dtype. Logits are kept as the target gives them and once in float32, beside the draft's
     probabilities. States of recurrent modules are what is kept of a sequence without positions.
@@ -85,4 +85,5 @@ def slot_bytes(
         "hidden states": rows * feature_size * itemsize,
         "logits": rows * vocab_size * (itemsize + FLOAT32),
         "draft probabilities": k * vocab_size * FLOAT32,
+        **({"attention partials": partials} if partials else {}),
     }

@@ -49,6 +49,24 @@ class Footprint(NamedTuple):
         return sum(shape.numel() * (dtype if own == PROBED else own).itemsize for shape, own in states)
 
 
+def activation_bytes(config: PretrainedConfig, rows: int, dtype: torch.dtype) -> int:
+    """What a forward of `rows` rows holds at once beside weights and cache: a layer's residual and its norm, and the
+    most that its attention or its MLP adds.
+
+    Attention: queries, keys and values before and after their rotation; an MLP: gate, up, and their product; experts:
+    the same of each that a row is sent to, with the row itself before and after.
+    """
+    text = config.get_text_config()
+    hidden, heads = text.hidden_size, getattr(text, "num_attention_heads", None) or 0
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    width = getattr(text, "head_dim", None) or hidden // max(heads, 1)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    mlp = 3 * (inner if isinstance(inner, int) else max(inner))
+    if each := getattr(text, "moe_intermediate_size", None):
+        mlp = max(mlp, (getattr(text, "num_experts_per_tok", None) or 1) * (2 * hidden + 3 * each))
+    return rows * (2 * hidden + max(2 * (heads + 2 * groups) * width, mlp)) * dtype.itemsize
+
+
 def footprint(config: PretrainedConfig) -> Footprint:
     """Run the model without memory (on torch's meta device) and see what its layers would keep.
 

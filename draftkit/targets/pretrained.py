@@ -146,6 +146,9 @@ def load_pretrained(
                 trust_remote_code=trusts_remote_code(),
                 **_dequantizing(gguf_file(folder)),
             )
+    except torch.OutOfMemoryError as error:
+        hint = "spread it over several GPUs (--device-map auto), or take a smaller --dtype"
+        raise TargetError(f"the target's weights do not fit on {device}", where=folder, hint=hint) from error
     except (OSError, ValueError, SafetensorError) as error:
         raise TargetError(_said(error), where=folder, hint=remote_code_hint(error)) from error
     if info["missing_keys"]:

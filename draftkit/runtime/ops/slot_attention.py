@@ -21,7 +21,7 @@ from draftkit.runtime.slot_rows import SlotRows
 
 MAX_ROWS = 64  # rows of a sequence that count as few
 _SHORTEST_SPLIT = 128  # entries; less work than that is not worth a partial result
-_LONGEST_SPLIT = 2048  # entries; a longer sequence is split however many others there are
+LONGEST_SPLIT = 2048  # entries; a longer sequence is split however many others there are
 _PROGRAMS_PER_PROCESSOR = 2
 _TILE_BYTES = 16384  # of keys, and of values, that a program loads at once
 _JOINED = 32  # splits that are joined at once
@@ -186,7 +186,7 @@ def _splits(busy: int, capacity: int, device: torch.device) -> tuple[int, int]:
     """Splits that a device with `busy` tiles needs in order to be full, and the most that a sequence can have."""
     programs = _device(device).processors * _PROGRAMS_PER_PROCESSOR
     fill = max(min(programs // busy, _ceil(capacity, _SHORTEST_SPLIT)), 1)
-    return fill, max(fill, _ceil(capacity, _LONGEST_SPLIT))
+    return fill, max(fill, _ceil(capacity, LONGEST_SPLIT))
 
 
 def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, int]:
@@ -202,7 +202,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, int]:
         "BLOCK_E": _block(values.shape[3]),
         "BLOCK_ROWS": next_power_of_2(count),
         "SHORTEST": _SHORTEST_SPLIT,
-        "LONGEST": _LONGEST_SPLIT,
+        "LONGEST": LONGEST_SPLIT,
     }
 
 
