@@ -257,12 +257,11 @@ class PromptRows(CacheRows):
         rows = [piece.end - piece.begin for piece in self._pieces]
         ends = [piece.end for piece in self._pieces]
         sums = torch.tensor([[0, *accumulate(rows)], [0, *accumulate(ends)]], dtype=torch.int32).to(device)
-        placed = self._placed
+        at, entries = self._placed
         if rows != ends:  # one begins in the middle of its prompt
             slots = torch.cat([torch.full((piece.end,), piece.slot) for piece in self._pieces])
-            entries = torch.cat([torch.arange(end) for end in ends])
-            placed = torch.stack((slots, entries)).to(device).unbind()
-        return *placed, *sums.unbind(), (max(rows), max(ends))
+            at, entries = torch.stack((slots, torch.cat([torch.arange(end) for end in ends]))).to(device)
+        return at, entries, sums[0], sums[1], (max(rows), max(ends))
 
     def _write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
         write(keys, values, key.transpose(0, 2), value.transpose(0, 2), self.rows.on(key.device))

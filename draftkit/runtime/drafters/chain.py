@@ -34,7 +34,6 @@ class ChainDrafter(ABC, Generic[Model]):
     max_positions: int | None = None
     slot_bytes: SlotBytes | None = None
     joins_prompts = True  # whether several go into one forward
-    overlap = 1  # whose feature has waited for the token after it
 
     def __init__(self, model: Model):
         self.model = model
@@ -44,6 +43,11 @@ class ChainDrafter(ABC, Generic[Model]):
     @abstractmethod
     def aux_layers(self) -> AuxLayers:
         """The target's hidden states that it reads."""
+
+    @property
+    def overlap(self) -> int:
+        """A position whose feature has waited for the token after it."""
+        return 1
 
     @property
     def dtype(self) -> torch.dtype:
