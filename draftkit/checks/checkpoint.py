@@ -76,7 +76,8 @@ def merged_adapter(origins: Origins) -> Iterator[Finding]:
             "note",
             f"the adapter is merged into its base model, {base.value}: where that is the target, so is the result, and "
             "no draft of it",
-            fix="pass the result with --target if the adapter is the target's",
+            fix="pass the result with --target if the adapter is the target's; --from uno if it is one of UNO, with "
+            "which the target drafts for itself",
             source="draftkit",
         )
 

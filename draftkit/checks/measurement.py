@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from draftkit.checks.evidence import Asked
 from draftkit.checks.registry import check
+from draftkit.engines.known import known, numbered
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.results.cell import Cell
@@ -15,6 +16,7 @@ from draftkit.results.verdict import disturbed, unexplained
 
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
+NOISE = "selector-noise-by-step"  # the rule of vLLM's releases that tells it
 COLD = 5  # times the median that a slowest first token may take
 
 
@@ -37,6 +39,21 @@ def first_turn_only(asked: Asked, settings: Settings) -> Iterator[Finding]:
             "first-turn-only",
             "warning",
             f"{several} of {len(asked.turns)} prompts have further turns, which were not asked (--set turns=all)",
+        )
+
+
+@check
+def other_noise(cell: Cell) -> Iterator[Finding]:
+    """Sampled proposals of a selector, whose noise vLLM has changed between its releases."""
+    release = None if cell.engine_version is None else numbered("vLLM", cell.engine_version)
+    others = [one for one in known()["vLLM"] if one.rules[NOISE].there != (release and release.rules[NOISE].there)]
+    if release is not None and cell.engine == "vllm" and cell.method == "dflash2" and cell.temperature and others:
+        yield Finding(
+            "other-noise",
+            "note",
+            f"{release} has drawn these proposals with other noise than {', '.join(map(str, others))}: compare sampled "
+            "figures of dflash2 drafts within one of them",
+            source="vLLM v1/worker/gpu/spec_decode/dflash2/speculator.py",
         )
 
 

@@ -26,7 +26,7 @@ from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
 from draftkit.layout.families import family_names
 from draftkit.layout.mtp import head_kind
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import TargetFacts, language_model
 
 
 class Format(Protocol):
@@ -114,6 +114,8 @@ class OtherKind:
 
     `tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
+    `why`: why it never will, where that is known; else it does not yet.
+
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
     projector. `method`: vLLM's name for it, if vLLM runs it, and `architecture` its class there, where it has one of
     its own. `remedy`: what to do where vLLM does not.
@@ -122,6 +124,7 @@ class OtherKind:
     name: str
     tensors: str
     named: str | None = None
+    why: str = ""
     method: str | None = None
     architecture: str | None = None
     remedy: str | None = None
@@ -154,23 +157,37 @@ class OtherKind:
 
 # What their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge, speculators 0.9, NeMo
 # Automodel, and the MTP and DSpark classes of vLLM 0.32. The later ones have parts that the earlier ones have too.
+NEVER = r"(?!)"  # a pattern of kinds that no tensor's name tells
 KINDS = (
     OtherKind(
-        "DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash", "DFlashLagunaForCausalLM",
+        "DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna",
+        method="dflash", architecture="DFlashLagunaForCausalLM",
     ),
     OtherKind(
-        "DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b",
-        "DSparkV41|DeepseekV4DSpark", "dspark", "DSparkDraftModel",
+        "DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b", "DSparkV41|DeepseekV4DSpark",
+        method="dspark", architecture="DSparkDraftModel",
     ),
     OtherKind(
-        "DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$",
-        "Gemma4DSpark", "dspark", "Gemma4DSparkModel",
+        "DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark",
+        method="dspark", architecture="Gemma4DSparkModel",
     ),
     OtherKind(
-        "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
-        "Eagle3Deepseek", "eagle3", "Eagle3DeepseekV2ForCausalLM",
+        "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.", "Eagle3Deepseek",
+        method="eagle3", architecture="Eagle3DeepseekV2ForCausalLM",
     ),
+    OtherKind(
+        "DFlash2 with a beam", NEVER, "DFlash2Beam", method="dflash", architecture="DFlash2BeamDraftModel",
+    ),
+    OtherKind(
+        "MTP of Nemotron Parse", r"^decoder\.extra_(heads|proj)\.0\.", "ParseAuxMTP",
+        method="mtp", architecture="ParseAuxMTPModel",
+    ),
+    OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
+    OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip
+# Heads of targets that draftkit does not know: by the target's class, and of any whose config counts them so.
+STEP5_HEADS = OtherKind("MTP of Step 5", NEVER, "Step5", method="mtp", architecture="Step5MTP")
+COUNTED, ANY_HEADS = "num_mtp_layers", "TransformersForMTP"
 HEADS = OtherKind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
 NO_TARGET = (
     "neither architectures nor model_type of the config name a target whose heads draftkit or "
@@ -189,7 +206,8 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
     if kind is not None:
         raise FormatError(
-            f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
+            f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
+            + (f": {kind.why}" if kind.why else " yet"),
             where=checkpoint.source.path,
             hint=kind.hint,
         )
@@ -209,7 +227,13 @@ def _of_other_target(checkpoint: Checkpoint) -> OtherKind | None:
     known = own_format or find_heads(checkpoint) is not None
     if known or not HEADS.has_tensors(checkpoint):
         return None
-    return HEADS if head_kind(checkpoint.config) is not None else replace(HEADS, method=None, remedy=NO_TARGET)
+    if head_kind(checkpoint.config) is not None:
+        return HEADS
+    if STEP5_HEADS.is_named(checkpoint):
+        return STEP5_HEADS
+    if language_model(checkpoint.config).get(COUNTED):
+        return replace(HEADS, architecture=ANY_HEADS)  # where vLLM runs the target by transformers' classes
+    return replace(HEADS, method=None, remedy=NO_TARGET)
 
 
 def _of_other_library(checkpoint: Checkpoint) -> OtherKind | None:

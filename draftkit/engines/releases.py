@@ -26,6 +26,7 @@ class Entry:
     - `methods`: the only methods for which it has it, by the engine's names; None for all.
     - `runner`: the only one of its model runners that has it, as V2; None for all.
     - `when`: what it needs besides, or does otherwise than one would think, in words.
+    - `lossy`: of a way to accept draft tokens: its output is not drawn as the target's is.
     - `refuses`: of what is not there, or not everywhere: whether the release says so by itself, instead of running a
       draft wrongly.
     - `instead`: of what is not there: what to do.
@@ -41,6 +42,7 @@ class Entry:
     methods: tuple[str, ...] | None = None
     runner: str | None = None
     when: str = ""
+    lossy: bool = False
     refuses: bool = False
     instead: str = ""
     called: str = ""

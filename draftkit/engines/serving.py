@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftkit import zoo
 from draftkit.engines import llama_cpp, sglang, speculators, transformers
+from draftkit.engines.releases import told
 from draftkit.engines.vllm import serve as vllm
 from draftkit.engines.vllm.accepts import ENGINE, LAYOUTS, verdicts
 from draftkit.layout.folder import Draft
@@ -53,9 +54,22 @@ def serving_notes(draft: Draft, target: str) -> list[str]:
     ]
 
 
+def release_notes(spec: DraftSpec, layout: str = "unified") -> list[str]:
+    """What the releases of which is spoken do with a draft's folder in a layout, a line for each engine that loads such
+    folders, and what to do where one has dropped such drafts."""
+    found = [told(each) for each in (sglang.verdicts(spec, layout),) if each]
+    return [*vllm.release_notes(spec, layout), *found]
+
+
+def serve_notes(spec: DraftSpec, layout: str = "unified") -> list[str]:
+    """What the folder does not tell the engines that serve it, and what else they take."""
+    return [*vllm.method_note(spec, layout), *sglang.notes_of(spec, layout)]
+
+
 def answers(spec: DraftSpec, layout: str = "unified") -> dict[str, list[dict[str, object]]]:
     """Engine → what each of its releases of which is spoken does with a draft's folder in a layout, in JSON values."""
     found = [(ENGINE, verdicts(spec, layout))] if layout in LAYOUTS else []
+    found.append((sglang.ENGINE, sglang.verdicts(spec, layout)))
     return {
         engine: [{"release": one.release.number, "runs": one.runs, "reason": one.reason or None} for one in each]
         for engine, each in found

@@ -114,6 +114,11 @@ class Architecture(ABC):
         return {}
 
     @property
+    def shares_head(self) -> bool:
+        """Whether the output layer is the target's."""
+        return getattr(self, "lm_head", None) == "target"
+
+    @property
     def tokens_in_turn(self) -> int:
         """The draft tokens of one turn of its modules: engines draft fewer, or a multiple of them."""
         return 1

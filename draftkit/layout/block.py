@@ -59,6 +59,16 @@ BODY_NEEDS = (
         "keeps all layers of a block in one group of its cache, and layers with and without a window are in two",
         lambda draft: len(set(draft.windows)) > 1,
     ),
+    Capability(
+        "block-own-tables", "a block with an embedding or an output layer of its own",
+        "takes the target's embedding and output layer for a block drafter",
+        lambda draft: draft.embed_tokens == "draft" or draft.lm_head == "draft",
+    ),
+    Capability(
+        "block-other-width", "a block of another width than the target's",
+        "takes the target's states to be as wide as the draft",
+        lambda draft: draft.target_hidden_size != draft.decoder.hidden_size,
+    ),
 )  # fmt: skip
 
 

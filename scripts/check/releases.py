@@ -231,7 +231,8 @@ def _files(archive: Path) -> Iterator[tuple[str, bytes]]:
 def write_names(package: Package) -> None:
     """Write the names of a release into its engine's `names.py`, beside those of the others."""
     engine = package.folder.name
-    names = dict(importlib.import_module(f"draftkit.engines.{engine}.names").NAMES)
+    module = importlib.reload(importlib.import_module(f"draftkit.engines.{engine}.names"))  # as just written
+    names = dict(module.NAMES)
     tables = [*TABLES, "raised_ropes"]
     names[package.number] = {
         table: " ".join(sorted(package.names(table))) for table in tables if table in READERS[package.engine]
@@ -359,13 +360,17 @@ def vllm_methods(folder: Path) -> set[str]:
 
 
 def vllm_architectures(folder: Path) -> set[str]:
-    """The classes of drafts in vLLM's registry."""
-    table = _assigned(_parsed(folder / "model_executor/models/registry.py"))["_SPECULATIVE_DECODING_MODELS"]
-    return (
-        {str(key.value) for key in table.keys if isinstance(key, ast.Constant)}
-        if isinstance(table, ast.Dict)
-        else set()
-    )
+    """The classes of drafts in vLLM's registry, and those with which it runs the heads of transformers' models."""
+    tables = _assigned(_parsed(folder / "model_executor/models/registry.py"))
+    every = {name: _keys(table) for name, table in tables.items()}
+    of_transformers = {key for keys in every.values() for key in keys if re.fullmatch(r"Transformers\w*MTP", key)}
+    return every["_SPECULATIVE_DECODING_MODELS"] | of_transformers
+
+
+def _keys(node: ast.expr) -> set[str]:
+    """The names that a `dict` has values for; none of anything else."""
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
 
 
 def sglang_methods(folder: Path) -> set[str]:

@@ -10,6 +10,7 @@ import torch
 from fixtures.checkpoints import pico
 
 from draftkit.convert.api import inspect_checkpoint
+from draftkit.engines.known import known, speaking_of
 from draftkit.errors import FormatError
 
 BODY = ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight")
@@ -23,9 +24,9 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "Automodel, GLM": ("DSpark with Glm5_2's layers", BODY, {"architectures": ["Glm5_2DSparkModel"]}),
     "speculators of tomorrow": ("rnnt of the speculators library", BODY, {"speculators_model_type": "rnnt"}),
     "SpecForge of tomorrow": (
-        "dspine, a block drafter with a head of that name",
+        "rnnt, a block drafter with a head of that name",
         BODY,
-        {"dflash_config": {"projector_type": "dspine"}},
+        {"dflash_config": {"projector_type": "rnnt"}},
     ),
     "EAGLE-3.1 of Kimi-K2.6": (
         "EAGLE-3 with latent attention",
@@ -57,6 +58,41 @@ def test_a_release_of_vllm_that_loads_them_is_named(layers: str, release: str | 
         inspect_checkpoint(str(tmp_path))
     hint = f"\n  next: vLLM ≥ {release} loads such drafts as they are, with method dspark"
     assert str(refused.value).endswith(hint) is (release is not None)
+
+
+STEP5 = {"architectures": ["Step5ForCausalLM"], "model_type": "step5"}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "config"),
+    [
+        ("fc.weight", {"architectures": ["DFlash2BeamDraftModel"]}),
+        ("decoder.extra_heads.0.weight", {"architectures": ["NemotronParseForConditionalGeneration"]}),
+        ("model.layers.4.eh_proj.weight", STEP5),
+        ("model.layers.4.eh_proj.weight", {"model_type": "rnnt", "num_mtp_layers": 1}),
+    ],
+)
+def test_what_a_later_release_loads_is_named(tensor: str, config: dict[str, Any], tmp_path: Path) -> None:
+    pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2)})
+    with pytest.raises(FormatError) as refused:
+        inspect_checkpoint(str(tmp_path))
+    newest, older = known()["vLLM"]
+    assert f"vLLM ≥ {newest.number} loads such drafts as they are" in str(refused.value)
+    with speaking_of(f"vllm=={older.number}"), pytest.raises(FormatError, match=f"{older} has no class for it"):
+        inspect_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"architectures": ["DSpineDraftModel"], "dspine_config": {}}, "kind DSpine; .*: no layout of it is published"),
+        ({"architectures": ["Eagle4DraftModel"]}, "kind EAGLE-4; .*: its license is not open"),
+    ],
+)
+def test_what_is_not_open_is_not_read(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in BODY})
+    with pytest.raises(FormatError, match=why):
+        inspect_checkpoint(str(tmp_path))
 
 
 def test_heads_of_an_unknown_target_are_refused_alike_whatever_is_asked(tmp_path: Path) -> None:

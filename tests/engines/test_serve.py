@@ -11,6 +11,7 @@ from conftest import Command
 from fixtures import eval_results
 
 from draftkit import zoo
+from draftkit.engines.known import known
 from draftkit.engines.serving import local_name, serving_notes, stated_tokens
 from draftkit.engines.vllm.serve import method_note
 from draftkit.layout.folder import read_draft
@@ -27,6 +28,29 @@ def test_convert_prints_a_line_that_a_shell_can_run(name: str, tmp_path: Path, d
     assert json.loads(words[4])["model"] == str(tmp_path / "my draft")
     assert "zoo:target" not in line
     assert ('cannot read "method"' in ran.out) == (name != "eagle3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("dflash", "dflash", "--speculative-algorithm DFLASH|--speculative-num-draft-tokens 8"),
+        ("dspark", "deepspec", "--speculative-algorithm DSPARK|--speculative-dspark-block-size 7"),
+        ("eagle3", "sglang", "--speculative-algorithm EAGLE3|--speculative-num-steps 3"),
+    ],
+)
+def test_sglang_is_told_by_the_flags_that_it_has(
+    name: str, layout: str, words: str, tmp_path: Path, draftkit: Command
+) -> None:
+    ran = draftkit("convert", f"zoo:{name}", tmp_path / "out", "--target", "zoo:target", "--to", layout)
+    assert ran.code == 0, ran.err
+    line = next(line for line in ran.out.splitlines() if line.startswith("SGLang: "))
+    assert all(word in line for word in words.split("|"))
+    assert "--speculative-use-block-verification" in ran.out
+    assert ("--speculative-dspark-confidence-sts-path FILE" in ran.out.replace(" (", " ")) == (name == "dspark")
+    written = {word for word in shlex.split(line) if word.startswith("--speculative")}
+    (release,) = known()["SGLang"]
+    assert {word.removeprefix("--").replace("-", "_") for word in written} <= release.config_keys.keys()
 
 
 def test_no_more_tokens_than_were_trained(tmp_path: Path, draftkit: Command) -> None:

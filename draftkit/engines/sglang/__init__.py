@@ -5,33 +5,111 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftkit.engines.known import asked
+from draftkit.engines.releases import Release, Verdict, verdict
+from draftkit.engines.sglang.releases import OFFERED
 from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
+ENGINE = "SGLang"
+# The layouts, as `--to` names them, in which SGLang finds drafts of a method; those of others are its own.
+LAYOUTS = {"dflash": "dflash", "dflash2": "dflash", "lilicorr": "lilicorr", "dspark": "deepspec"}
+
+
+def layout_of(spec: DraftSpec) -> str:
+    """The layout, as `--to` names it, in which SGLang serves a draft that is no language model."""
+    return LAYOUTS.get(spec.method, "sglang")
+
 
 def serves(spec: DraftSpec) -> bool:
-    """Whether a release of SGLang of which is spoken has an algorithm for a draft: in a layout of its own, unless the
-    draft is a language model."""
-    algorithm = spec.architecture.SERVED_AS.get("sglang", {}).get(spec.method)
-    return any(algorithm in release.methods for release in asked("SGLang"))
+    """Whether a release of SGLang of which is spoken serves a draft, in the layout that it is for."""
+    return loads(spec, layout_of(spec))
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:
     """Whether SGLang serves a draft's folder in a layout: its own, or any of a whole language model but vLLM's; no
     GGUF file."""
-    return serves(spec) and (layout == "sglang" or (spec.architecture.own_model and layout not in ("vllm", "gguf")))
+    return any(one.runs for one in verdicts(spec, layout))
+
+
+def verdicts(spec: DraftSpec, layout: str) -> list[Verdict]:
+    """What the releases of SGLang of which is spoken do with a draft in a folder of a layout; none where they load no
+    such folder.
+
+    `--to sglang` says itself what SGLang would compute otherwise.
+    """
+    algorithm = _algorithm(spec)
+    whole = spec.architecture.own_model and layout not in ("vllm", "gguf")
+    if algorithm is None or not (layout == layout_of(spec) or whole):
+        return []
+    compared = spec.method not in LAYOUTS  # what SGLang computes otherwise, `--to sglang` has refused
+    return [
+        Verdict(release, "runs") if compared and algorithm in release.methods else verdict(release, spec, layout, None)
+        for release in asked(ENGINE)
+    ]
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int, layout: str = "sglang") -> str:
     """The command that serves the target with a draft, of which `tokens` are verified at a time."""
     del layout
+    algorithm = _algorithm(spec)
+    assert algorithm is not None
     options = {
         "model-path": target,
-        "speculative-algorithm": spec.architecture.SERVED_AS["sglang"][spec.method],
+        "speculative-algorithm": algorithm,
         "speculative-draft-model-path": str(folder),
-        "speculative-num-steps": str(tokens),
-        "speculative-eagle-topk": "1",
-        "speculative-num-draft-tokens": str(tokens + 1),
     }
+    if algorithm == "DSPARK":
+        options["speculative-dspark-block-size"] = str(tokens)
+    elif algorithm == "DFLASH":
+        options["speculative-num-draft-tokens"] = str(tokens + 1)
+    else:
+        options |= {
+            "speculative-num-steps": str(tokens),
+            "speculative-eagle-topk": "1",
+            "speculative-num-draft-tokens": str(tokens + 1),
+        }
+    return _launch(options)
+
+
+def serve_uno(target: str, folder: Path | str, width: int) -> str:
+    """The command that serves a target with a UNO adapter of it, which proposes `width` tokens less one a round."""
+    return _launch(
+        {
+            "model-path": target,
+            "speculative-algorithm": "UNO",
+            "uno-lora-path": str(folder),
+            "speculative-eagle-topk": "1",
+            "speculative-num-draft-tokens": str(width),
+            "attention-backend": "fa3",
+        }
+    )
+
+
+def notes_of(spec: DraftSpec, layout: str) -> list[str]:
+    """What else SGLang takes for a draft that it serves from a layout, in one line; nothing of others."""
+    if not loads(spec, layout):
+        return []
+    algorithm, release = _algorithm(spec), asked(ENGINE)[0]
+    flags = [f"{_flag(name)} ({row.when})" for name, row in OFFERED.items() if _takes(release, name, str(algorithm))]
+    if algorithm in (release.rules["adapters-beside-drafts"].methods or ()):
+        flags.append("--lora-paths (adapters of the target)")
+    return [f"{release} also takes {', '.join(flags)}"] if flags else []
+
+
+def _takes(release: Release, name: str, algorithm: str) -> bool:
+    row = release.config_keys.get(name)
+    return row is not None and row.there and algorithm in (row.methods or ())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _algorithm(spec: DraftSpec) -> str | None:
+    """What SGLang calls the way of a draft; None where it has no name for it."""
+    return spec.architecture.SERVED_AS.get("sglang", {}).get(spec.method)
+
+
+def _launch(options: dict[str, str]) -> str:
     flags = (word for name, value in options.items() for word in (f"--{name}", value))
     return command("python", "-m", "sglang.launch_server", *flags)

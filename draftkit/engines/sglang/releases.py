@@ -1,47 +1,58 @@
 """What SGLang has, by release: algorithms, config keys and architectures, each with its evidence.
 
-`python -m scripts.check.releases sglang==NUMBER` compares a release with its tables. What it computes otherwise than
-drafts of a method may ask for has not been read: it has no capabilities here.
+`python -m scripts.check.releases sglang==NUMBER` compares a release with its tables. Of what it computes otherwise than
+drafts of a method may ask for, little has been read: of the rest nothing is known.
 """
 
 from __future__ import annotations
 
-from draftkit.engines.releases import Release, each, has
+from draftkit.engines.releases import Release, each, has, lacks
 from draftkit.engines.sglang.names import NAMES
 
 SETTINGS = "srt/arg_groups/fields/spec.py"
 HOOK = "srt/arg_groups/speculative_hook.py"
+ADAPTERS = "srt/arg_groups/lora_hook.py"
+BLOCK = "srt/models/dflash.py"
+STS = "srt/speculative/dspark_components/dspark_sts.py"
+SPS = "srt/speculative/dspark_components/dspark_sps.py"
+STEPPING, BLOCKS = ("EAGLE", "EAGLE3"), ("DFLASH", "DSPARK")
+
+# The settings that a serve line may have besides, each with what it is given.
+OFFERED = {
+    "speculative_draft_window_size": has(
+        HOOK, "speculative_draft_window_size", methods=(*STEPPING, "DFLASH"), when="TOKENS, of text to read"
+    ),
+    "speculative_draft_sink_size": has(
+        HOOK, "speculative_draft_sink_size", methods=("EAGLE", "NEXTN"), when="TOKENS, with a window"
+    ),
+    "speculative_use_block_verification": has(
+        HOOK, "speculative_use_block_verification", methods=(*STEPPING, *BLOCKS), when="on CUDA or ROCm"
+    ),
+    "speculative_dspark_confidence_sts_path": has(STS, methods=("DSPARK",), when="FILE, of temperatures"),
+    "speculative_dspark_sps_table_path": has(SPS, methods=("DSPARK",), when="FILE, of what rows cost"),
+}
 
 V0_5_23 = Release(
     engine="SGLang",
     number="0.5.23",
     methods=each(has("srt/speculative/spec_info.py"), NAMES["0.5.23"]["methods"])
     | {"UNO": has(HOOK, "uno_lora_path", when="a LoRA on the target by --uno-lora-path, and no draft model")},
-    config_keys=each(has(SETTINGS), NAMES["0.5.23"]["config_keys"])
-    | {
-        "speculative_draft_window_size": has(
-            HOOK, "speculative_draft_window_size", when="EAGLE, EAGLE3 and DFLASH, there no less than the draft tokens"
-        ),
-        "speculative_draft_sink_size": has(
-            HOOK, "speculative_draft_sink_size", when="with a window, in EAGLE's and MTP's steps alone"
-        ),
-        "speculative_use_block_verification": has(
-            HOOK, "speculative_use_block_verification", when="EAGLE, EAGLE3, DFLASH and DSPARK on CUDA or ROCm"
-        ),
-    }
-    | each(
-        has("srt/speculative/dspark_components/dspark_sts.py", when="DSPARK"), "speculative_dspark_confidence_sts_path"
-    )
-    | each(has("srt/speculative/dspark_components/dspark_sps.py", when="DSPARK"), "speculative_dspark_sps_table_path"),
+    config_keys=each(has(SETTINGS), NAMES["0.5.23"]["config_keys"]) | OFFERED,
     architectures=each(has("srt/models"), NAMES["0.5.23"]["architectures"]),
+    capabilities={
+        "block-own-tables": lacks(BLOCK, "if self.is_nemotron_35_draft"),
+        "block-other-width": lacks(BLOCK, "DFLASH fc.weight shape mismatch", refuses=True),
+    },
     metrics=each(has("srt/observability/metrics_collector.py"), NAMES["0.5.23"]["metrics"]),
     rules={
         "short-drafts-refused": has("srt/configs/model_config.py", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
         "adapters-beside-drafts": has(
-            "srt/arg_groups/lora_hook.py",
+            ADAPTERS,
             "def check_lora_speculative_compatibility",
-            when="NGRAM, EAGLE, EAGLE3, DFLASH and DSPARK, whose drafts stay unadapted",
+            methods=("NGRAM", *STEPPING, *BLOCKS),
+            when="whose drafts stay unadapted",
         ),
+        "one-pipeline-stage": has(HOOK, "'Currently DFLASH speculative decoding only supports", methods=("DFLASH",)),
     },
 )
 

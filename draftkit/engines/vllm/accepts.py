@@ -11,7 +11,7 @@ from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.spec import DraftSpec
 
-ENGINE = "vLLM"
+ENGINE, QUANTIZED_HEAD = "vLLM", "draft_lm_head_quantization"
 # The layouts of folders that vLLM loads, as `--to` names them.
 LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "xpress", "hf", "pard")
 
@@ -67,6 +67,13 @@ def serving_notes_of(release: Release, spec: DraftSpec, layout: str) -> list[str
         notes.append(
             f"vLLM runs {bound[1]} with its second model runner (V2) only, which it takes by itself where Triton is; "
             "VLLM_USE_V2_MODEL_RUNNER=1 asks for it."
+        )
+    row = release.config_keys.get(QUANTIZED_HEAD)
+    quantized = row is not None and method_of(spec) in (row.methods or ())
+    if quantized and bound is None and spec.architecture.shares_head:
+        notes.append(
+            f"{release} (V2) can draft with a quantized copy of the target's output layer: "
+            f'"{QUANTIZED_HEAD}": "fp8" or "nvfp4". Acceptance may move, the output does not.'
         )
     if turn > 1:
         notes.append(f"vLLM drafts up to {turn} tokens a round with {turn} modules, or a multiple of {turn}.")

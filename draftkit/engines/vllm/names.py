@@ -71,6 +71,7 @@ NAMES: dict[str, dict[str, str]] = {
             MuseGlimmerAssistantModel MuseSparkDSparkModel NemotronHMTPModel OpenPanguMTPModel PEagleDraftModel
             ParseAuxMTPModel PeagleLlamaForCausalLM PeagleQwen3ForCausalLM Qwen3DSparkModel Qwen3NextMTP
             Qwen3OmniDSparkModel Qwen3XPressModel Qwen3_5MTP Qwen3_5MoeMTP Qwen4ExpMTP Step3p5MTP Step5MTP
+            TransformersForMTP TransformersMoEForMTP
         """,
         "verifications": """
             block fly standard synthetic

@@ -20,9 +20,11 @@ DFLASH2 = f"{MODELS}/qwen3_dflash2.py"
 LILICORR = f"{MODELS}/lilicorr.py"
 MEDUSA = f"{MODELS}/medusa.py"
 ASSISTANT = f"{MODELS}/gemma4_mtp.py"
+SELECTOR = "v1/worker/gpu/spec_decode/dflash2/speculator.py"
 REGISTRY = f"{MODELS}/registry.py"
 METRICS = "v1/spec_decode/metrics.py"
 FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
+SYNTHETIC = has(CONFIG, "'synthetic'", lossy=True, when="it accepts by given rates")
 # Instead of a kind of drafts that a release has dropped.
 TRAIN_ANOTHER = "train an EAGLE-3 draft for the same target: draftkit train --recipe eagle3"
 CAPTURING = ("dflash", "dspark", "eagle", "eagle3", "mtp")  # that read the target's states
@@ -89,6 +91,8 @@ V0_32 = Release(
         "anchored-window": lacks("v1/attention/backends/flash_attn.py", "return (window[0], window[0])"),
         "some-causal-layers": lacks(BLOCK, "return layer_types[layer_idx] == _SLIDING_ATTENTION"),
         "mixed-block-windows": ran(runner="V2"),
+        "block-own-tables": has(BLOCK, "'has_own_lm_head'"),
+        "block-other-width": has(BLOCK, "'target_hidden_size'"),
         "scaled-tables": lacks(BLOCK, no_code="input_embedding_scale"),
         "gated-markov": lacks(DSPARK, no_code="markov_head_type"),
         "markov-mask-embedding": lacks(DSPARK, "orig_to_new_substr = {'mask_embedding': None}"),
@@ -116,13 +120,14 @@ V0_32 = Release(
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
         "added-target-features": lacks("v1/spec_decode/draft_model.py", "pass_hidden_states_to_model=False"),
     },
-    verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]),
+    verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]) | {"synthetic": SYNTHETIC},
     metrics=each(has(METRICS), NAMES["0.32"]["metrics"]),
     rules={
         "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", methods=("eagle", "eagle3"), when="of any rope"),
         "target-length-lowered": lacks(RUNNER, no_code="_limit_max_model_len_to_draft"),
         "block-slots-reserved": has(CONFIG, "max_num_new_slots_for_drafting", when="dflash K, dspark K - 1"),
         "exclusions-by-checkpoint-name": lacks(f"{MODELS}/utils.py", no_code="map_draft_quant_config"),
+        "selector-noise-by-step": lacks(SELECTOR, no_code="spec_step_seed"),
         **RULES,
     },
 )
@@ -141,6 +146,7 @@ V0_33 = Release(
             RUNNER,
             "'draft lm_head quantization'",
             runner="V2",
+            methods=("eagle", "eagle3", "mtp"),
             when="eagle, eagle3 and mtp drafts that share the target's output layer",
         ),
         "xpress_topc": has(CONFIG, "is_xpress", when="XPress drafts"),
@@ -170,7 +176,10 @@ V0_33 = Release(
         **each(lacks(REGISTRY, no_code="Medusa"), "heads-without-output-layer heads-vocabulary"),
     },
     verifications=each(has(CONFIG), NAMES["0.33"]["verifications"])
-    | {"fly": has(CONFIG, "fly_entropy_threshold", when="lossy: its output is not the target's distribution")},
+    | {
+        "synthetic": SYNTHETIC,
+        "fly": has(CONFIG, "fly_entropy_threshold", lossy=True, when="it lets a draft token stand in some contexts"),
+    },
     metrics=each(has(METRICS), NAMES["0.33"]["metrics"]),
     rules={
         "draft-length-raised": has(CONFIG, "_CACHE_ONLY_ROPE_TYPES", methods=CAPTURING, when="by rope"),
@@ -179,6 +188,7 @@ V0_33 = Release(
         ),
         "block-slots-reserved": lacks(CONFIG, "max_num_new_slots_for_drafting"),
         "exclusions-by-checkpoint-name": has(f"{MODELS}/utils.py", "map_draft_quant_config"),
+        "selector-noise-by-step": has(SELECTOR, "spec_step_seed(seed, step)"),
         **RULES,
     },
     raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),

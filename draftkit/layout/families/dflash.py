@@ -107,6 +107,7 @@ class DFlashSpec(BlockDraft):
     NEEDS: ClassVar = DFLASH_NEEDS
     SERVED_AS: ClassVar = {
         "vllm": {"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash"},
+        "sglang": {"dflash": "DFLASH", "dspark": "DSPARK", "dflash2": "DFLASH"},
         "llama.cpp": {"dflash": "draft-dflash", "dspark": "draft-dspark", "dflash2": "draft-dflash"},
     }
 

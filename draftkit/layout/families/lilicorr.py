@@ -50,7 +50,7 @@ class LiLiCorrSpec(BlockDraft):
     """
 
     NEEDS: ClassVar = LILICORR_NEEDS
-    SERVED_AS: ClassVar = {"vllm": {"lilicorr": "dflash"}}
+    SERVED_AS: ClassVar = {"vllm": {"lilicorr": "dflash"}, "sglang": {"lilicorr": "DFLASH"}}
 
     convolution: BlockConvolution | None
     lilicorr_candidate_topk: int = setting("The likeliest tokens of each row that the head reads.", unit="tokens")

@@ -77,6 +77,10 @@ class MtpSpec(Architecture):
         return self.modules_run
 
     @property
+    def shares_head(self) -> bool:
+        return True
+
+    @property
     def method(self) -> str:
         return "mtp"
 

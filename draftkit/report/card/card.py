@@ -44,7 +44,7 @@ CONVENTION = (
     "probabilities of the same forward passes; at each position: accepted / rounds."
 )
 # Engine → the layout that it takes where it cannot load a unified draft, and the end of its name.
-CONVERTED = {"SGLang": ("sglang", "-sglang"), "llama.cpp": ("gguf", ".gguf")}
+CONVERTED = {"SGLang": (sglang.layout_of, "-sglang"), "llama.cpp": (lambda _: "gguf", ".gguf")}
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
 SHOWN_SETTINGS = (
@@ -213,9 +213,9 @@ def _commands(given: CardInput) -> dict[str, str]:
     k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
     commands = serve_commands(draft, given.name, target=given.served_target, k=k)
     known = {cell.engine for _, cell in given.rows} | ({"SGLang"} if sglang.serves(draft.spec) else set())
-    for engine, (layout, ending) in CONVERTED.items():
+    for engine, (layout_of, ending) in CONVERTED.items():
         if engine in known and engine not in commands:
-            out = short_name(given.name) + ending
+            out, layout = short_name(given.name) + ending, layout_of(draft.spec)
             served = serve_commands(draft, Path(out), layout=layout, target=given.served_target, k=k)[engine]
             options = ("--to", layout, "--target", given.served_target)
             commands[engine] = f"{command('draftkit', 'convert', given.name, out, *options)}\n{served}"

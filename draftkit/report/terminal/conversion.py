@@ -19,9 +19,9 @@ from draftkit.convert.detect import all_formats
 from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.engines.serving import answers, serve_commands, uses_of_heads
+from draftkit.engines.serving import answers, release_notes, serve_commands, serve_notes, uses_of_heads
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.serve import loaded_wrongly, method_note, release_notes
+from draftkit.engines.vllm.serve import loaded_wrongly, method_note
 from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
@@ -80,7 +80,7 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
     commands = serve_commands(draft, out, layout=layout, target=target, local=True)
     for engine, serving in commands.items():
         console.print(f"{engine}: {serving}", soft_wrap=True, markup=False)
-    for note in method_note(draft.spec, layout):
+    for note in serve_notes(draft.spec, layout):
         console.print(note, soft_wrap=True)
 
 

@@ -1,9 +1,9 @@
 """TensorRT-LLM: each answer says how many tokens an iteration gave on average, and so how many iterations it took.
 
-Written from its source, and not run: `tensorrt_llm/serve/openai_protocol.py` at
-0076e9390e1ed11515f149eec356f5a03f4a00d8 (`avg_decoded_tokens_per_iter`; fields that it does not know are refused) and
-`getAvgDecodedTokensPerIter` of `cpp/include/tensorrt_llm/batch_manager/llmRequest.h`: generated tokens / iterations,
-the prefill's among them. How much each iteration accepted is told by the chunks, where there is one for each.
+Written from its source (`engines/tensorrt_llm/releases.py`: fields that it does not know are refused), and not run. The
+average is `getAvgDecodedTokensPerIter` of `cpp/include/tensorrt_llm/batch_manager/llmRequest.h`: generated tokens /
+iterations, the prefill's among them. How much each iteration accepted is told by the chunks, where there is one for
+each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from draftkit.engines.stream import (
     prompt_of,
     sampling_of,
 )
+from draftkit.engines.tensorrt_llm.releases import AVERAGE
 from draftkit.errors import SourceError
 from draftkit.requests import Request
 
@@ -53,13 +54,13 @@ class TensorrtServer(Server):
 
 def _counts(events: list[Event], tokens: int, sizes: list[int]) -> DraftCounts | None:
     """A request's own counts; None where no average came with it. Raises `ValueError` for one of too few iterations."""
-    averages = [choice_of(event).get("avg_decoded_tokens_per_iter") for _, event in events]
+    averages = [choice_of(event).get(AVERAGE) for _, event in events]
     average = next((value for value in reversed(averages) if isinstance(value, int | float) and value > 0), None)
     if average is None or tokens < 2:
         return None
     steps = round(tokens / average) - 1
     if steps < 1:
-        raise ValueError(f"avg_decoded_tokens_per_iter is {average} of {tokens} tokens, the first of which has its own")
+        raise ValueError(f"{AVERAGE} is {average} of {tokens} tokens, the first of which has its own")
     if len(sizes) - 1 == steps and sum(sizes) == tokens:
         return DraftCounts.of_chunks(sizes)
     return DraftCounts(steps, None, tokens - 1 - steps, ())
