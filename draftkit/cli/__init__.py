@@ -23,7 +23,7 @@ from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import certify, evaluate, plan
 from draftkit.cli.gate import gate
 from draftkit.cli.options import join_words
-from draftkit.cli.output import replace_what_streams_lack
+from draftkit.cli.output import replace_what_streams_lack, say_stopped
 from draftkit.cli.panels import PanelCommand
 from draftkit.cli.publish import card, push
 from draftkit.cli.report import report
@@ -83,6 +83,9 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:  # outside a command
+        say_stopped()
+        sys.exit(130)
 
 
 @contextmanager

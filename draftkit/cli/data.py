@@ -36,7 +36,15 @@ from draftkit.cli.options import (
     models,
     settled_dtype,
 )
-from draftkit.cli.output import console, counted_progress, print_json, quiet_transformers, refuse_inputs, say_next
+from draftkit.cli.output import (
+    console,
+    counted_progress,
+    print_json,
+    quiet_transformers,
+    refuse_inputs,
+    say_next,
+    stopping,
+)
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.requests import SamplingParameters
@@ -185,6 +193,7 @@ def regenerate(
         return
     responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)
+    stopping.kept = lambda: f"{len(file.done):,} rows are kept in {out}; the same command goes on"
     with counted_progress("rows", limit) as on_rows:
         report = answer(
             rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
@@ -256,6 +265,7 @@ def synthesize(
     sampling = settings.sampling(cut)
     file = PromptFile(out, settings.header(tokenizer, _weights(opened, endpoint)))
     before = _done_before(file, endpoint)
+    stopping.kept = lambda: f"{len(file.done):,} prompts are kept in {out}; the same command goes on"
     left_out: Mapping[str, int] = {}
     if before < count:
         responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
@@ -361,6 +371,7 @@ def states(
         if dry_run and not as_json:
             console().print(costs_table(costs))
         if not dry_run:
+            stopping.kept = lambda: f"the shards that are whole are kept in {out}; the same command goes on"
             with counted_progress("tokens", job.plan.tokens) as on_tokens:
                 manifest = job.write(on_tokens)
     if as_json:

@@ -37,12 +37,13 @@ from draftkit.cli.options import (
     VllmPythonOption,
     settled_dtype,
 )
-from draftkit.cli.output import console, print_csv, print_json, prompt_progress, quiet_transformers
+from draftkit.cli.output import console, print_csv, print_json, prompt_progress, quiet_transformers, stopping
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
     from draftkit.evaluate.engine import BaseEngine
     from draftkit.results.record import Result
+    from draftkit.results.saved import ResultFile
     from draftkit.results.settings import Sweep
 
 
@@ -215,6 +216,7 @@ def evaluate(
     from draftkit.results.saved import ResultFile
 
     saved = None if out is None else ResultFile(out, resume=resume)
+    stopping.kept = lambda: kept_cells(saved, asked.sweep, len(asked.drafts) or 1)
     from draftkit.evaluate.evaluate import evaluate_draft
 
     with prompt_progress() as on_progress:
@@ -225,6 +227,13 @@ def evaluate(
     _show(result, details, as_json, as_csv)
     if require_al is not None:
         _require_acceptance(result, require_al)
+
+
+def kept_cells(saved: ResultFile | None, sweep: Sweep, drafts: int) -> str:
+    """What is there of a measurement that was stopped, and how to go on with it."""
+    if saved is None:
+        return "nothing was kept: --out FILE keeps each cell as it ends, and --resume goes on"
+    return f"{len(saved.cells)} of {len(sweep.settings) * drafts} cells kept in {saved.path}; --resume goes on"
 
 
 def _parts(slices: str | None) -> tuple[str, ...] | None:

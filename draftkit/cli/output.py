@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from io import TextIOWrapper
 from math import isnan
 from pathlib import Path
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from draftkit.evaluate.measure import PromptProgress
 
-PROGRESS_SECONDS = 30.0  # between lines
+PROGRESS_SECONDS = 60.0  # between lines
+BAR_WIDTH = 14  # characters: what runs is named beside it, in 80
 
 
 def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
@@ -51,7 +53,6 @@ def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator
         Progress,
         ProgressColumn,
         TextColumn,
-        TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
@@ -59,7 +60,7 @@ def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator
     amount: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),)
     if in_bytes:
         amount = DownloadColumn(), TransferSpeedColumn()
-    columns = TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(BAR_WIDTH), *amount, TimeRemainingColumn(), TextColumn("left")
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
@@ -72,14 +73,23 @@ def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator
         yield show
 
 
-def _progress_lines(in_bytes: bool) -> ShowProgress:
-    said = time.monotonic()
+def _progress_lines(in_bytes: bool, *, begins: bool = False) -> ShowProgress:
+    """A line every minute, and where it `begins`, when the name is another."""
+    began = said = time.monotonic()
+    named = ""
 
     def show(name: str, done: int, total: int | None, detail: str = "") -> None:
-        nonlocal said
+        nonlocal said, named
+        if begins and name != named:
+            named, said = name, time.monotonic()
+            print(name, file=sys.stderr, flush=True)
+            return
         if time.monotonic() - said < PROGRESS_SECONDS:
             return
         said = time.monotonic()
+        if begins and done and total:
+            left = timedelta(seconds=round((said - began) * (total - done) / done))
+            detail += f", about {left} left"
         amount, whole = (f"{n / 1e9:,.1f} GB" if in_bytes else f"{n:,}" for n in (done, total or 0))
         print(f"{name}: {amount}{'' if total is None else f' of {whole}'}{detail}", file=sys.stderr, flush=True)
 
@@ -104,14 +114,39 @@ def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) ->
 
 @contextmanager
 def prompt_progress() -> Iterator[PromptProgress]:
-    """The same for runs over prompts, with the acceptance length so far."""
-    with shown_progress() as show:
+    """How far a measurement is as a whole: one bar with the time left and what runs, with its acceptance length so far;
+    off a terminal a line when a cell begins, and every minute."""
+    bar = shown_progress(one_bar=True) if sys.stderr.isatty() else nullcontext(_progress_lines(False, begins=True))
+    with bar as show:
 
         def on_progress(name: str, done: int, total: int, length: float) -> None:
-            known = not isnan(length) and not name.endswith("no draft")
-            show(name, done, total, f", acceptance length {length:.2f}" if known else "")
+            show(name, done, total, "" if isnan(length) else f": {length:.2f}")
 
+        if sys.stderr.isatty():
+            show("loading", 0, None)
         yield on_progress
+
+
+class Stopping:
+    """What Ctrl-C says of a command: what is kept, and how to go on."""
+
+    kept: Callable[[], str]
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """A command begins, which has kept nothing yet."""
+        self.kept = lambda: "nothing was written"
+
+
+stopping = Stopping()
+
+
+def say_stopped() -> None:
+    """That the command was stopped, and what is there of it."""
+    below = "\n" if sys.stderr.isatty() else ""  # of ^C, as a terminal shows it
+    print(f"{below}stopped; {stopping.kept()}", file=sys.stderr, flush=True)
 
 
 def replace_what_streams_lack() -> None:

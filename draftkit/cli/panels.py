@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand
 
+from draftkit.cli.output import say_stopped, stopping
 from draftkit.errors import SettingError
 
 EXAMPLES = {
@@ -46,6 +49,16 @@ MOVED = {
 }  # fmt: skip
 
 
+@contextmanager
+def _saying_stopped() -> Iterator[None]:
+    """Turn Ctrl-C into a line that says what is kept, and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say_stopped()
+        raise typer.Exit(130) from None
+
+
 class PanelCommand(TyperCommand):
     """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
 
@@ -72,9 +85,15 @@ class PanelCommand(TyperCommand):
         if now is not None:
             raise typer.BadParameter(f"there is no option {option}: it is {now}", ctx=ctx)
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        stopping.forget()
+        with _saying_stopped():  # options may import what takes seconds
+            return super().make_context(*arguments, **settings)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _saying_stopped():
+                return super().invoke(ctx)
         except SettingError as error:
             option = self._option(ctx, error.setting)
             raise typer.BadParameter(str(error), ctx=ctx, param_hint=option and f"'{option}'") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption, ReleaseOption
-from draftkit.cli.output import console, print_json, say_next
+from draftkit.cli.output import console, print_json, say_next, stopping
 
 if TYPE_CHECKING:
     from draftkit.publish import Publication
@@ -71,6 +71,7 @@ def push(
     if dry_run:
         _show(publication, as_json)
         return
+    stopping.kept = lambda: "what has reached the Hub is kept there; the same command goes on"
     uploaded = upload_draft(publication, private=private, revision=revision)
     if as_json:
         print_json({"schema": 1, "repo": repo} | uploaded.to_dict())

@@ -25,7 +25,7 @@ from draftkit.cli.options import (
     TrustOption,
     models,
 )
-from draftkit.cli.output import console, print_json, quiet_transformers, say_next
+from draftkit.cli.output import console, print_json, quiet_transformers, say_next, stopping
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ def adapt(
         concurrency=concurrency,
         device=device,
     )
+    stopping.kept = lambda: f"what is done is kept in {out}; the same command goes on"
     adapted = adapt_draft(asked, said=lambda text: print(text, file=sys.stderr, flush=True))
     if adapted.draft is None:
         print(f"stopped; the same command goes on from {out}", file=sys.stderr)

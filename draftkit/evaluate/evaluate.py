@@ -21,6 +21,7 @@ from draftkit.evaluate.job import Job, seen_by
 from draftkit.evaluate.job import asked as asked_of
 from draftkit.evaluate.measure import Conversations, PromptProgress, Run, interleaved, sides
 from draftkit.evaluate.notebook import notebook_progress
+from draftkit.evaluate.progress import WholeRun
 from draftkit.finding import Finding
 from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft
@@ -190,21 +191,22 @@ class _Measurement:
 
     def cells(self, kept: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
         """All cells but those that were measured before, each with its run."""
-        for group in self.job.sweep.groups:
-            headings = [(self.engine.heading(source, at), at) for source in self.engine.sources for at in group]
-            wanted = [
-                (heading, settings)
-                for heading, settings in headings
-                if not any(self.engine.matches(heading, cell) for cell in kept)
-            ]
+        groups = [(group, self._wanted(group, kept)) for group in self.job.sweep.groups]
+        whole = WholeRun(self.on_progress, sum(len(wanted) for _, wanted in groups))
+        for group, wanted in groups:
             if not wanted:
                 continue
-            with self._plain(group) as plain:
+            with self._plain(group, whole) as plain:
                 for heading, settings in wanted:
-                    yield self._cell(heading, settings, plain)
+                    yield self._cell(heading, settings, plain, whole)
+                    whole.end()
+
+    def _wanted(self, group: Sequence[Settings], kept: Sequence[Cell]) -> list[tuple[Heading, Settings]]:
+        headings = [(self.engine.heading(source, at), at) for source in self.engine.sources for at in group]
+        return [one for one in headings if not any(self.engine.matches(one[0], cell) for cell in kept)]
 
     @contextmanager
-    def _plain(self, group: Sequence[Settings]) -> Iterator[Hold | None]:
+    def _plain(self, group: Sequence[Settings], whole: WholeRun) -> Iterator[Hold | None]:
         """What settings run without a draft: by turns with each draft, where the engine has room for both, else once,
         before all drafts."""
         if self.engine.without_plain is not None:
@@ -212,10 +214,11 @@ class _Measurement:
             return
         # What is run once for all of a group is sized for the most draft tokens.
         asked = self.job.conversations(max(group, key=lambda settings: settings.num_speculative_tokens))
-        with self._lane(None, asked) as hold:
+        with self._lane(None, asked, whole) as hold:
             if self._repeats(group[0]):
                 yield hold
                 return
+            whole.begin(f"no draft{self.label}", asked.settings, asked.size)
             run = hold(asked)
         del hold  # its memory is the draft's now
         yield lambda _: run
@@ -223,10 +226,11 @@ class _Measurement:
     def _repeats(self, settings: Settings) -> int:
         return 0 if self.engine.alone(settings) is not None else settings.repeats
 
-    def _cell(self, heading: Heading, settings: Settings, plain: Hold | None) -> tuple[Cell, Run]:
+    def _cell(self, heading: Heading, settings: Settings, plain: Hold | None, whole: WholeRun) -> tuple[Cell, Run]:
         asked = self.job.conversations(settings)
+        whole.begin(f"{heading.draft}, K={settings.num_speculative_tokens}{self.label}", settings, asked.size)
         passes, error, without = 0, math.inf, None
-        with self._lane(heading.draft, asked) as hold:
+        with self._lane(heading.draft, asked, whole) as hold:
             if plain is not None and (repeats := self._repeats(settings)):
                 turns, error = interleaved(asked.blocks, plain, hold, repeats)
                 (without, run), passes = (Run.joined(runs) for runs in sides(turns)), len(turns)
@@ -242,20 +246,17 @@ class _Measurement:
         return with_slices(cell, prompts, settings.slices), run
 
     @contextmanager
-    def _lane(self, source: str | None, asked: Conversations) -> Iterator[Hold]:
+    def _lane(self, source: str | None, asked: Conversations, whole: WholeRun) -> Iterator[Hold]:
         """A lane that is ready for these conversations, and for blocks of them."""
-        name = "no draft" if source is None else f"{source}, K={asked.settings.num_speculative_tokens}"
-        before = 0  # answers of this pass from earlier blocks and turns
 
         def report(done: int, length: float) -> None:
-            self.on_progress(name + self.label, before + done, asked.size, length)
+            whole.say(done, math.nan if source is None else length)
 
         with self.engine.lane(source, asked, report) as lane:
 
             def counting(requests: Sequence[Request]) -> Run:
-                nonlocal before
                 run = lane(requests)
-                before = (before + len(requests)) % asked.size
+                whole.add(len(requests))
                 return run
 
             yield partial(Conversations.hold, lane=counting)

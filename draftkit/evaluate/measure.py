@@ -22,7 +22,7 @@ from draftkit.results.statistics import speedup_over_prompts, student
 from draftkit.runtime.records import Generation
 from draftkit.targets.chat import token_ids
 
-# What runs, answers done, answers in all, acceptance length so far.
+# What runs, answers done of the whole measurement, answers in all, acceptance length so far or nan.
 PromptProgress = Callable[[str, int, int, float], None]
 
 

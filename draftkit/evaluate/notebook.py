@@ -1,10 +1,10 @@
-"""Progress in a notebook: a bar for each run, with the acceptance length so far, or one over all measurements."""
+"""Progress in a notebook: one bar over all measurements, with what runs and its acceptance length so far."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from math import isnan
 
 from draftkit.evaluate.measure import PromptProgress
 
@@ -32,13 +32,11 @@ def notebook_trials() -> Callable[[str, int, int], None]:
 def _bars() -> PromptProgress:
     from tqdm.auto import tqdm
 
-    bars: dict[str, Any] = {}
+    bar = tqdm()
 
     def on_progress(name: str, done: int, total: int, length: float) -> None:
-        if name not in bars:
-            bars[name] = tqdm(total=total, desc=name)
-        bar = bars[name]
-        bar.n = done
-        bar.set_postfix_str(f"acceptance length {length:.2f}")
+        bar.total, bar.n = total, done
+        bar.set_description(name, refresh=False)
+        bar.set_postfix_str("" if isnan(length) else f"acceptance length {length:.2f}")
 
     return on_progress

@@ -444,6 +444,52 @@ def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path:
     assert config["architectures"] == ["DraftkitOnlyModel"]
 
 
+# Sends the process SIGINT where it first imports the module that is named.
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
+_, imported, *arguments = sys.argv
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == imported:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from draftkit.__main__ import main
+sys.argv = ["draftkit", *arguments]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("imported", "said"),
+    [
+        ("typer", "nothing was begun"),
+        ("torch", "nothing was written"),
+        ("draftkit.evaluate.evaluate", "0 of 2 cells kept"),
+    ],
+)
+def test_ctrl_c_while_imports_run_is_one_line(imported: str, said: str, tmp_path: Path) -> None:
+    """In the first moments too, where an exception would be a traceback out of an import."""
+    measure = (
+        "eval",
+        "--target",
+        "zoo:target",
+        "--draft",
+        "zoo:eagle",
+        "--k",
+        "2,4",
+        "--out",
+        tmp_path / "result.json",
+    )
+    command = [sys.executable, "-c", INTERRUPTED, imported, *map(str, measure)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr.strip().startswith(f"stopped; {said}")
+    assert len(ran.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("floor", "code"), [(1, 0), (5.1, 3)])  # K + 1 = 5 is the most
 def test_eval_prints_pure_json_and_holds_drafts_to_a_floor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
@@ -114,12 +115,11 @@ def test_progress_off_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch, capsy
     with output.counted_progress("convert", 4 * 10**9, in_bytes=True) as advance:
         advance(10**9)
     with output.prompt_progress() as on_progress:
-        on_progress("eagle3", 1, 8, 2.5)
-        on_progress("eagle3", 2, 8, math.nan)
-    assert capsys.readouterr().err.splitlines() == [
-        "rows: 1,000", "rows: 1,500", "convert: 1.0 GB of 4.0 GB",
-        "eagle3: 1 of 8, acceptance length 2.50", "eagle3: 2 of 8",
-    ]  # fmt: skip
+        on_progress("cell 1 of 2: eagle3", 0, 8, math.nan)
+        on_progress("cell 1 of 2: eagle3", 2, 8, 2.5)
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines == ["rows: 1,000", "rows: 1,500", "convert: 1.0 GB of 4.0 GB", "cell 1 of 2: eagle3"]
+    assert re.fullmatch(r"cell 1 of 2: eagle3: 2 of 8: 2\.50, about \d:\d\d:\d\d left", last)
 
 
 def test_progress_on_a_terminal_is_a_bar_for_each_name_or_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     saved = ResultFile(path, resume=True)
     recorded(asked=sweep, on_progress=lambda name, *_: ran.append(name), saved=saved)
     result = json.loads(path.read_text())
-    assert set(ran) == {"no draft", "zoo:eagle, K=2"}
+    assert set(ran) == {f"cell 1 of 1: {what}, batch 4, T=0" for what in ("no draft", "zoo:eagle, K=2")}
     assert result["cells"][0] == kept
     assert [c["num_speculative_tokens"] for c in result["cells"]] == [1, 2]
     with pytest.raises(DraftkitError, match="exists"):

@@ -72,6 +72,9 @@ def test_progress_is_shown_in_a_notebook_only(monkeypatch: pytest.MonkeyPatch) -
         def __init__(self, total: int = 0, desc: str = "trials"):
             self.total, self.desc, self.n = total, desc, 0
 
+        def set_description(self, text: str, refresh: bool) -> None:
+            self.desc = text
+
         def set_postfix_str(self, text: str) -> None:
             shown[f"{self.desc}: {text}"] = self.n, self.total
 
