@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from draftkit.publish import push_draft
     from draftkit.requests import DraftSampling, Request, SamplingParameters
     from draftkit.results.cell import Cell, Interval
+    from draftkit.results.gate import Gate
+    from draftkit.results.matching import gate_results
     from draftkit.results.record import Result
     from draftkit.results.saved import ResultFile
     from draftkit.results.settings import Settings, Sweep
@@ -50,6 +52,7 @@ __all__ = [
     "DraftkitError",
     "Engine",
     "Finding",
+    "Gate",
     "Generation",
     "Interval",
     "Request",
@@ -70,6 +73,7 @@ __all__ = [
     "convert_checkpoint",
     "diagnose_draft",
     "evaluate_draft",
+    "gate_results",
     "inspect_checkpoint",
     "load_draft",
     "load_drafter",
@@ -90,6 +94,7 @@ _HOMES = {
     "DraftkitError": ("draftkit.errors", "DraftkitError"),
     "Engine": ("draftkit.runtime.engine", "Engine"),
     "Finding": ("draftkit.finding", "Finding"),
+    "Gate": ("draftkit.results.gate", "Gate"),
     "Generation": ("draftkit.runtime.records", "Generation"),
     "Interval": ("draftkit.results.cell", "Interval"),
     "Request": ("draftkit.requests", "Request"),
@@ -109,6 +114,7 @@ _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
+    "gate_results": ("draftkit.results.matching", "gate_results"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "load_draft": ("draftkit.loading", "open_draft"),
     "load_drafter": ("draftkit.loading", "load_drafter"),

@@ -114,8 +114,8 @@ def _refuse_inputs(outputs: list[Path | None], inputs: list[Path | None]) -> Non
 
 
 def _judged(result: Result, reference: GoldenFile | None, against: str, tolerance: float) -> Gate:
-    from draftkit.results.gate import gated, gated_by_length
-    from draftkit.results.matching import matched, repeats, require_counts
+    from draftkit.results.gate import gated_by_length
+    from draftkit.results.matching import gate_results, require_counts
     from draftkit.results.record import read_result
 
     if reference is not None:
@@ -123,9 +123,7 @@ def _judged(result: Result, reference: GoldenFile | None, against: str, toleranc
         for cell, _ in lengths:
             require_counts(cell, result.path)
         return gated_by_length(lengths, tolerance, against, notes)
-    old = read_result(Path(against)).named()
-    pairs, notes = matched(result, old)
-    return gated(pairs, tolerance, old.path, notes, [repeats(result, old, pair) for pair in pairs])
+    return gate_results(result, read_result(Path(against)).named(), tolerance)
 
 
 def _measured(
@@ -196,6 +194,6 @@ def _write(
     if wanted and found.verdict != "not worse":
         console(stderr=True).print(f"no reference was written: {found.verdict}")
         return
-    for golden in wanted:
-        golden.write(result)
+    for golden, text in [(golden, golden.edited(result)) for golden in wanted]:  # all of them, or none
+        write_file(golden.path, text.encode())
         console(stderr=True).print(f"wrote {golden.path}")

@@ -180,9 +180,10 @@ def settled_dtype(dtype: DtypeName | None, device: str | None) -> DtypeName | No
 
 
 def _trust(context: typer.Context, trusted: bool) -> bool:
-    from draftkit.targets.pretrained import trust_remote_code
+    if trusted:  # what it is without: and the module imports torch
+        from draftkit.targets.pretrained import trust_remote_code
 
-    context.with_resource(trust_remote_code(trusted))
+        context.with_resource(trust_remote_code(trusted))
     return trusted
 
 

@@ -94,7 +94,7 @@ class GatedCell:
     def outlook(self) -> str:
         """What would have been seen, and what would decide."""
         said = self.judgement
-        seen = f"a loss of {ceil(said.seen * 1000) / 10:g} % would have been seen with {SURELY:.0%}"
+        seen = f"a loss of {ceil(said.seen * 1000 - 1e-6) / 10:g} % would have been seen with {100 * SURELY:g} %"
         if said.verdict != "cannot tell":
             return seen
         if said.more_prompts is None:

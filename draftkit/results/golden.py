@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from draftkit.errors import DraftkitError, SettingError
-from draftkit.io.atomic import write_file
 from draftkit.io.yaml_text import read_texts, with_text
 from draftkit.results.cell import Cell
 from draftkit.results.gate import DEAD, sums_of
@@ -66,9 +65,9 @@ class GoldenFile:
         ]
         return found, notes + ([f"not in {self.path.name}, and not compared: {'; '.join(left)}"] if left else [])
 
-    def write(self, result: Result) -> None:
-        """Set the entries of a result, and leave everything else as it is. Raises `DraftkitError`, and writes nothing,
-        where a file cannot be edited."""
+    def edited(self, result: Result) -> str:
+        """The file with the entries of a result, and everything else as it is. Raises `DraftkitError` where it cannot
+        be edited."""
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         for cell in self._cells(result):
             mean = length_over_prompts(sums_of(cell))
@@ -81,7 +80,7 @@ class GoldenFile:
                 )
                 text = with_text(text, path, f"{mean.mean:.6f}  # {known}", self.path)
                 text = with_text(text, (self.key, "min_al"), f"{TOLERATED * mean.mean:.6f}", self.path)
-        write_file(self.path, text.encode())
+        return text
 
     def _cells(self, result: Result) -> Sequence[Cell]:
         if self.kind == "trt" and len(result.cells) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from draftkit.errors import DraftkitError
 from draftkit.results.cell import OWN_ENGINE, Cell
-from draftkit.results.gate import DEAD, drafted_rounds_of, sums_of
+from draftkit.results.gate import DEAD, TOLERANCE, Gate, drafted_rounds_of, gated, sums_of
 from draftkit.results.record import Result
 from draftkit.results.statistics import length_over_prompts
 
@@ -34,6 +34,15 @@ CUTS: dict[str, Callable[[Cell], object]] = {  # of what is drawn
 }
 ASKED = ("thinking", "template", "turns", "ignore_eos", "k_by_batch", "disable_above_batch")
 MACHINE = ("hardware", "device", "dtype", "torch", "server")
+
+
+def gate_results(new: Result, old: Result, tolerance: float = TOLERANCE) -> Gate:
+    """Whether drafts accept less in a new result than in an old one of the same prompts, by more than a share.
+
+    Raises `DraftkitError` that names what makes the two no comparison.
+    """
+    pairs, notes = matched(new, old)
+    return gated(pairs, tolerance, old.path, notes, [repeats(new, old, pair) for pair in pairs])
 
 
 def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str]]:

@@ -11,8 +11,8 @@ import pytest
 
 from draftkit.errors import DraftkitError
 from draftkit.results.cell import Cell, Interval, PromptRecord
-from draftkit.results.gate import gated, judgements, paired_sums, ratio_of, ratio_to, sums_of
-from draftkit.results.matching import matched, repeats
+from draftkit.results.gate import judgements, paired_sums, ratio_of, ratio_to, sums_of
+from draftkit.results.matching import gate_results, matched
 from draftkit.results.record import Result
 from draftkit.results.statistics import Sums, mean_length
 from scripts.check.gate import false_alarms, seen_losses
@@ -44,20 +44,15 @@ def prompts(count: int = 40, share: float = 1.0, seed: int = 0) -> Sums:
     return found
 
 
-def verdict_of(new: Result, old: Result, tolerance: float = 0.02) -> Any:
-    pairs, notes = matched(new, old)
-    return gated(pairs, tolerance, "old", notes, [repeats(new, old, pair) for pair in pairs])
-
-
 def test_an_unchanged_draft_is_not_worse() -> None:
-    gate = verdict_of(result(prompts()), result(prompts()))
+    gate = gate_results(result(prompts()), result(prompts()))
     assert (gate.verdict, gate.exit_code()) == ("not worse", 0)
     assert gate.cells[0].judgement.ratio == Interval(1.0, 1.0, 1.0, 40)
     assert gate.cells[0].judgement.more_prompts is None
 
 
 def test_a_draft_that_lost_a_tenth_is_worse() -> None:
-    gate = verdict_of(result(prompts(share=0.85)), result(prompts()))
+    gate = gate_results(result(prompts(share=0.85)), result(prompts()))
     (cell,) = gate.cells
     assert (gate.verdict, gate.exit_code(), gate.exit_code("pass")) == ("worse", 3, 3)
     assert cell.new < cell.old
@@ -65,11 +60,11 @@ def test_a_draft_that_lost_a_tenth_is_worse() -> None:
 
 
 def test_a_loss_within_the_tolerance_is_not_worse() -> None:
-    assert verdict_of(result(prompts(share=0.97)), result(prompts()), tolerance=0.1).verdict == "not worse"
+    assert gate_results(result(prompts(share=0.97)), result(prompts()), tolerance=0.1).verdict == "not worse"
 
 
 def test_what_cannot_be_told_says_how_many_prompts_would() -> None:
-    gate = verdict_of(result(prompts(12, seed=1)), result(prompts(12, seed=2)))
+    gate = gate_results(result(prompts(12, seed=1)), result(prompts(12, seed=2)))
     (cell,) = gate.cells
     assert gate.verdict == "cannot tell"
     assert [gate.exit_code(one) for one in ("report", "pass", "fail")] == [4, 0, 3]
@@ -88,7 +83,7 @@ def test_fewer_than_ten_prompts_tell_nothing(count: int) -> None:
 
 def test_prompts_without_a_draft_are_left_out_on_both_sides_and_counted() -> None:
     sums = prompts(20)
-    gate = verdict_of(result([(0, 0), *sums[1:]]), result(sums))
+    gate = gate_results(result([(0, 0), *sums[1:]]), result(sums))
     assert (gate.cells[0].prompts, gate.cells[0].left_out) == (19, 1)
     assert gate.cells[0].old == gate.cells[0].new
 
@@ -205,10 +200,10 @@ def test_what_is_not_said_is_noted() -> None:
 
 def test_greedy_text_repeats_on_one_machine_alone() -> None:
     here, there = result(prompts()), result(prompts(), made={"hardware": "another"})
-    assert "cannot fail by chance" in verdict_of(here, here).nightly
-    assert "by chance;" in verdict_of(there, here).nightly
+    assert "cannot fail by chance" in gate_results(here, here).nightly
+    assert "by chance;" in gate_results(there, here).nightly
     drawn = result(prompts(), temperature=1.0)
-    assert "of 30 runs" in verdict_of(drawn, drawn).nightly
+    assert "of 30 runs" in gate_results(drawn, drawn).nightly
 
 
 @pytest.mark.slow
