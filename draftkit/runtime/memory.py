@@ -15,7 +15,7 @@ from draftkit.runtime.memory_plan import FLOAT32, MemoryPlan, slot_bytes
 from draftkit.runtime.ops.slot_attention import LONGEST_SPLIT
 from draftkit.runtime.prefill import PREFILL_CHUNK
 from draftkit.targets.device_map import DISK, available_memory, is_spread
-from draftkit.targets.footprint import activation_bytes
+from draftkit.targets.footprint import activation_bytes, largest
 from draftkit.targets.target import Target
 
 RESERVE = 32  # the share of a GPU's free memory that is left: libraries' workspaces, graphs, blocks too small for use
@@ -32,9 +32,10 @@ def working_memory(
 
 def partial_bytes(config: PretrainedConfig, device: torch.device, capacity: int, k: int) -> int:
     """What the partial results of a sequence's attention take on a GPU, in float32, when its rows are split."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None) or 0
-    width = getattr(text, "v_head_dim", None) or getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    heads = largest(config, "num_attention_heads")
+    width = (
+        largest(config, "v_head_dim") or largest(config, "head_dim") or largest(config, "hidden_size") // max(heads, 1)
+    )
     splits = -(-capacity // LONGEST_SPLIT)
     return heads * (k + 1) * splits * (width + 1) * FLOAT32 if device.type == "cuda" and splits > 1 else 0
 

@@ -56,15 +56,22 @@ def activation_bytes(config: PretrainedConfig, rows: int, dtype: torch.dtype) ->
     Attention: queries, keys and values before and after their rotation; an MLP: gate, up, and their product; experts:
     the same of each that a row is sent to, with the row itself before and after.
     """
-    text = config.get_text_config()
-    hidden, heads = text.hidden_size, getattr(text, "num_attention_heads", None) or 0
-    groups = getattr(text, "num_key_value_heads", None) or heads
-    width = getattr(text, "head_dim", None) or hidden // max(heads, 1)
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    mlp = 3 * (inner if isinstance(inner, int) else max(inner))
-    if each := getattr(text, "moe_intermediate_size", None):
-        mlp = max(mlp, (getattr(text, "num_experts_per_tok", None) or 1) * (2 * hidden + 3 * each))
+    hidden, heads = largest(config, "hidden_size"), largest(config, "num_attention_heads")
+    groups = largest(config, "num_key_value_heads") or heads
+    width = largest(config, "head_dim") or hidden // max(heads, 1)
+    mlp = 3 * (largest(config, "intermediate_size") or 4 * hidden)
+    if each := largest(config, "moe_intermediate_size"):
+        mlp = max(mlp, max(largest(config, "num_experts_per_tok"), 1) * (2 * hidden + 3 * each))
     return rows * (2 * hidden + max(2 * (heads + 2 * groups) * width, mlp)) * dtype.itemsize
+
+
+def largest(config: PretrainedConfig, name: str) -> int:
+    """The largest number that the configuration of a language model states under a name for any of its layers; 0 where
+    it states none."""
+    stated = config.get_text_config().to_dict()
+    found = [part.get(name) for part in (stated, *(stated.get("per_layer_config") or {}).values())]
+    numbers = [number for value in found for number in (value if isinstance(value, list) else [value])]
+    return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 def footprint(config: PretrainedConfig) -> Footprint:

@@ -88,7 +88,7 @@ class FusedAngles:
         positions = torch.arange(SAMPLE, device=frequencies.device)[None] * 1009
         try:
             found = module(x, positions)
-        except (TypeError, RuntimeError, ValueError, KeyError):  # it takes other arguments
+        except (TypeError, RuntimeError, ValueError, KeyError, IndexError):  # it takes other arguments
             return None
         expected = angles_reference(positions, frequencies, scale, x.dtype)
         return cls(module) if all(same(one, other) for one, other in zip(found, expected, strict=True)) else None
