@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.engines.known import asked, known
-from draftkit.engines.releases import Release
+from draftkit.engines.releases import Release, runs_in
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
@@ -95,12 +95,31 @@ def detect(checkpoint: Checkpoint) -> Format:
         )
     sample = [*list(checkpoint.tensors)[:6], *(["…"] if len(checkpoint.tensors) > 6 else [])]
     called = ", ".join(checkpoint.kind_names)
+    if loading := _loaded_as_it_is(checkpoint.architectures):
+        raise FormatError(
+            f"this is a draft of the class {called}; draftkit cannot convert it yet, with these "
+            f"{len(checkpoint.tensors)} tensors: {', '.join(sample)}",
+            where=checkpoint.source.path,
+            hint=loading,
+        )
     raise FormatError(
         (f"config.json calls this {called}, and " if called else "")
         + f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
         hint="draftkit formats lists what can be read",
     )
+
+
+def _loaded_as_it_is(architectures: Sequence[str]) -> str | None:
+    """The engines that have a draft's class, and the releases that do, in words; None where none has."""
+    found = []
+    for engine, releases in known().items():
+        having = [one for one in releases if any(runs_in(one.architectures.get(name), "") for name in architectures)]
+        if having:
+            newest = having[0] is releases[0]
+            numbers = ", ".join(release.number for release in having)
+            found.append(f"{engine} ≥ {having[-1].number}" if newest else f"{engine} {numbers}")
+    return f"loaded as they are by {' and '.join(found)}" if found else None
 
 
 def _of_file(format: Format) -> bool:
@@ -176,6 +195,10 @@ KINDS = (
         method="eagle3", architecture="Eagle3DeepseekV2ForCausalLM",
     ),
     OtherKind(
+        "EAGLE-3 with experts", r"^(midlayer|layers\.\d+)\.mlp\.(gate\.weight$|experts\.)", r"Moe\w*Eagle3",
+    ),
+    OtherKind("DFlash with latent attention", NEVER, "DeepseekDFlash"),
+    OtherKind(
         "DFlash2 with a beam", NEVER, "DFlash2Beam", method="dflash", architecture="DFlash2BeamDraftModel",
     ),
     OtherKind(
@@ -195,7 +218,7 @@ NO_TARGET = (
 )
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
-OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
+OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark\w*?(Draft)?Model")
 
 
 def refuse_by_name(checkpoint: Checkpoint) -> None:
@@ -209,7 +232,7 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
             + (f": {kind.why}" if kind.why else " yet"),
             where=checkpoint.source.path,
-            hint=kind.hint,
+            hint=kind.hint or _loaded_as_it_is(checkpoint.architectures),
         )
 
 
