@@ -23,7 +23,8 @@ def report(
     results: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RESULT...", help="Files that eval --json wrote, two to compare; or the OUT of a training run."
+            metavar="RESULT...",
+            help="Files that eval --json wrote, two to compare; or the OUTs of training runs, side by side.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
@@ -96,6 +97,7 @@ def _holds_profiles(folder: Path) -> bool:
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
     from draftkit.io.atomic import atomic_file
     from draftkit.layout.folder import is_unified
+    from draftkit.report.page.training import summary as summary_of_runs
     from draftkit.report.page.training import training_figures, training_page
     from draftkit.train.log import read_curve
 
@@ -109,13 +111,11 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
                 expected="files that eval --json wrote, or the OUT of a run",
                 hint=command("draftkit", "report", *measured) if measured else f"{measure}, and report that file",
             )
-    if len(runs) > 1:
-        raise DraftkitError("a training run has a page of its own", hint="give one folder, or result files")
-    curve = read_curve(runs[0])
+    curves = [read_curve(folder) for folder in runs]
     with ExitStack() as stack:
         file = stack.enter_context(atomic_file(out, force or is_as_written(out)))
         if figures is not None:
-            _write_figures(stack, figures, training_figures(curve))
-        file.write(training_page(curve).encode())
+            _write_figures(stack, figures, training_figures(curves))
+        file.write(training_page(curves).encode())
     print(out)
-    print(curve.summary, file=sys.stderr)
+    print(summary_of_runs(curves), file=sys.stderr)

@@ -60,8 +60,8 @@ class TrainConfig:
     save_every: SizeOrNone = setting("How far apart checkpoints are; 0 for the end only.", 0, unit="steps")
     keep: SizeOrNone = setting("How many checkpoints are kept, 0 for all.", 2, unit="checkpoints")
     log_every: Size = setting("How far apart lines of the log are.", 10, unit="steps")
-    report_to: tuple[Literal["trackio", "tensorboard", "wandb"], ...] = setting(
-        "Where the log goes besides the terminal.", ()
+    report_to: tuple[Literal["mlflow", "tensorboard", "trackio", "wandb"], ...] = setting(
+        "The trackers that the log goes to besides the terminal, such as tensorboard,wandb.", ()
     )
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)

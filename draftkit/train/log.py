@@ -1,4 +1,4 @@
-"""The log of a run: its lines on stderr, and its validations, read back as a curve.
+"""The log of a run: its lines on stderr, and its steps and validations, read back as a curve.
 
 On a terminal the trainer's own bar stays above the lines. A draft is served for its acceptance length; the loss can go
 on falling while that no longer grows.
@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
@@ -19,17 +19,20 @@ from typing import Any
 from tqdm import tqdm
 from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 
-from draftkit.errors import FormatError, SourceError
+from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.jsonfile import read_object
 from draftkit.results.cell import Interval
-from draftkit.train.checkpoint import STATE_FILE, newest_checkpoint
+from draftkit.train.checkpoint import CONFIG_FILE, STATE_FILE, newest_checkpoint
+from draftkit.train.config import read_config
 
 LENGTH = "eval_acceptance_length"
 ALPHA = "eval_alpha"
 LOSS = "eval_loss"
+PACE = "tokens_per_second"
+FEW = 10  # held-out documents by which no draft is told from another
 QUIET = ("epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second",
          "grad_norm", "learning_rate", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
-         LENGTH)  # fmt: skip
+         PACE, LENGTH)  # fmt: skip
 DETAIL = ("loss_", "agree_", "alpha_", "accepted_", "acceptance_length")  # the trackers have them all, a line the first
 MEANING = {
     "loss_1": "that of the draft's first token",
@@ -39,6 +42,19 @@ MEANING = {
     "alpha": "the chance that it accepts a draft token, on held-out answers",
     "oov": "what the target expects outside the draft vocabulary",
 }
+
+
+class Pace:
+    """How fast a run goes. `tokens`: those of a step, on all processes together; `step`: the first of this process."""
+
+    def __init__(self, tokens: float, step: int):
+        self._tokens, self._step = tokens, step
+        self._began = time.monotonic()
+
+    def at(self, step: int) -> dict[str, float]:
+        """The tokens a second up to a step, for the log; nothing before the first."""
+        seconds, steps = time.monotonic() - self._began, step - self._step
+        return {PACE: round(self._tokens * steps / seconds, 1)} if steps > 0 and seconds > 0 else {}
 
 
 class LogLines(ProgressCallback):
@@ -51,13 +67,11 @@ class LogLines(ProgressCallback):
         super().__init__()
         self._tokens = tokens
         self._explained: set[str] = set()
-        self._began = (0.0, 0)  # when, and at which step
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
         super().on_train_begin(args, state, control, **rest)
-        self._began = time.monotonic(), state.global_step
         if self.training_bar is not None:
             self.training_bar.disable = not sys.stderr.isatty()
 
@@ -74,8 +88,9 @@ class LogLines(ProgressCallback):
         shown = [f"{name.removeprefix('eval_')} {_short(value)}" for name, value in logs.items() if _is_shown(name)]
         if LENGTH in logs:
             shown.insert(0, f"held out: acceptance length {validated(logs)}")
-        elif "loss" in logs:
-            shown += self._speed(state)
+        elif logs.get(PACE):
+            left = timedelta(seconds=round((state.max_steps - state.global_step) * self._tokens / logs[PACE]))
+            shown += [f"{logs[PACE]:,.0f} tokens/s", f"{left} left"]
         if not shown:
             return
         tqdm.write(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr)
@@ -85,14 +100,6 @@ class LogLines(ProgressCallback):
             if name in logged:
                 tqdm.write(f"  {name}: {MEANING[name]}", file=sys.stderr)
         sys.stderr.flush()
-
-    def _speed(self, state: TrainerState) -> list[str]:
-        """Tokens a second, and how long the rest takes at that pace; nothing before the first step."""
-        seconds, steps = time.monotonic() - self._began[0], state.global_step - self._began[1]
-        if steps <= 0 or seconds <= 0:
-            return []
-        left = timedelta(seconds=round((state.max_steps - state.global_step) * seconds / steps))
-        return [f"{self._tokens * steps / seconds:,.0f} tokens/s", f"{left} left"]
 
 
 def validated(found: Mapping[str, Any]) -> str:
@@ -132,11 +139,23 @@ class ValidatedStep:
 
 
 @dataclass(frozen=True)
+class LoggedStep:
+    """A line of the log. `loss` and `tokens_per_second` are means since the line before and since the beginning."""
+
+    step: int
+    loss: float
+    learning_rate: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
 class TrainingCurve:
-    """The validations of a run in the order of their steps; at least one."""
+    """The validations of a run in the order of their steps, at least one, the lines of its log, and its settings."""
 
     run: Path
     steps: tuple[ValidatedStep, ...]
+    logged: tuple[LoggedStep, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def longest(self) -> ValidatedStep:
@@ -151,7 +170,13 @@ class TrainingCurve:
 
     @property
     def summary(self) -> str:
-        """Whether loss and acceptance length agree on the best step, in one sentence."""
+        """Whether loss and acceptance length agree on the best step, and whether so few documents tell."""
+        documents = self.longest.length.prompts
+        few = documents is not None and documents < FEW
+        return f"{self._agreement} {too_few(documents)}" if few else self._agreement
+
+    @property
+    def _agreement(self) -> str:
         longest, lowest = self.longest, self.lowest
         best = f"The acceptance length is longest at step {longest.step:,}, {_interval(longest.length)}"
         if lowest is None:
@@ -169,6 +194,18 @@ class TrainingCurve:
             f"{best}; the loss is lowest at step {lowest.step:,}, where the length is {_interval(lowest.length)}: "
             f"they disagree, and the lowest loss would have cost {longest.length.mean - lowest.length.mean:.3f}{sure}."
         )
+
+
+def said_of_judges(held_out: int, samples: int) -> str:
+    """How many samples judge the draft, as a run begins; and what to do where they are too few."""
+    said = f"held out: {held_out:,} of {samples:,} samples, by which the draft is judged"
+    if held_out >= FEW:
+        return said
+    return f"{said}: too few to tell drafts apart; hold out {FEW} or more (validation.share, or a file of your own)"
+
+
+def too_few(documents: int | None) -> str:
+    return f"That is by {documents} held-out document{'' if documents == 1 else 's'}: too few to tell drafts apart."
 
 
 def best_of(steps: Iterable[ValidatedStep]) -> ValidatedStep:
@@ -203,7 +240,26 @@ def read_curve(run: Path) -> TrainingCurve:
         raise FormatError(
             "the run was not validated while it trained", where=newest, hint="train with --set validation.every=N"
         )
-    return TrainingCurve(run, steps)
+    return TrainingCurve(run, steps, logged_steps(entries), _settings(newest / CONFIG_FILE))
+
+
+def logged_steps(history: Iterable[Mapping[str, object]]) -> tuple[LoggedStep, ...]:
+    """The lines of a run's log in the order of their steps, without its validations."""
+    found = {}
+    for entry in history:
+        loss, step = _finite(entry.get("loss")), _finite(entry.get("step"))
+        if loss is not None and step is not None:
+            rate, pace = _finite(entry.get("learning_rate")), _finite(entry.get(PACE))
+            found[int(step)] = LoggedStep(int(step), loss, rate, pace)
+    return tuple(found[step] for step in sorted(found))
+
+
+def _settings(file: Path) -> dict[str, object]:
+    """A run's settings by their names in `--set`; none where the checkpoint is without them, or of another release."""
+    try:
+        return read_config(file, [], {}).by_name() if file.is_file() else {}
+    except DraftkitError:
+        return {}
 
 
 def _finite(value: object) -> float | None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from draftkit.train.checkpoint import (
     save_draft,
 )
 from draftkit.train.config import TrainConfig
+from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.on_policy import RejectionStage
 from draftkit.train.recipes.recipe import Recipe
@@ -192,6 +194,8 @@ def train_draft(
             stage=_stage(config, ready.target),
             callbacks=(*callbacks, *_watching(config)),
         )
+        if ready.validating is not None and trainer.is_world_process_zero():
+            print(said_of_judges(len(ready.validating.numbers), len(ready.samples)), file=sys.stderr)
         newest = newest_checkpoint(Path(config.out))
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
         trained = _finish(trainer, config, ready)

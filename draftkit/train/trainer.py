@@ -34,7 +34,7 @@ from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.log import LogLines, best_of, validated_steps
+from draftkit.train.log import LogLines, Pace, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.skew import SaveDraft, Skew, show_skew
@@ -84,7 +84,9 @@ class DraftTrainer(Trainer):
         for other in (PrinterCallback, ProgressCallback):  # both write to stdout, which is for results
             self.remove_callback(other)
         a_row = sum(len(rows.samples[number]) for number in rows.numbers) / max(len(rows), 1)
-        self.add_callback(LogLines(a_row * arguments.gradient_accumulation_steps * arguments.world_size))
+        self._step_tokens = a_row * arguments.gradient_accumulation_steps * arguments.world_size
+        self._pace: Pace | None = None  # from the first step on
+        self.add_callback(LogLines(self._step_tokens))
         self._states_of = states_of
         self._prefetch = prefetch
         self._save_draft = save_draft
@@ -101,6 +103,8 @@ class DraftTrainer(Trainer):
         """The rows of a step, with those after them announced; none in a resumed run that has all of its steps."""
         if self.state.global_step >= self.state.max_steps:
             return [], None
+        if self._pace is None:
+            self._pace = Pace(self._step_tokens, self.state.global_step)
         rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
         return super().get_batch_samples(rows, num_batches, device)
 
@@ -162,6 +166,8 @@ class DraftTrainer(Trainer):
         if self._counted and "loss" in logs:
             logs |= {name: round(float(value) / self._counted, 6) for name, value in self._sums.items()}
             self._sums, self._counted = {}, 0
+        if self._pace is not None and "loss" in logs:
+            logs |= self._pace.at(self.state.global_step)
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:

@@ -14,7 +14,7 @@ from test_train import target as pico_folder  # noqa: F401
 
 from draftkit import Interval
 from draftkit.errors import FormatError, SourceError
-from draftkit.report.page.training import training_figures, training_page
+from draftkit.report.page.training import comparison, training_figures, training_page
 from draftkit.train import trainer
 from draftkit.train.log import TrainingCurve, ValidatedStep, read_curve
 from draftkit.train.run import train_draft
@@ -45,7 +45,7 @@ def parting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "held_out_loss", loss)
 
 
-EVERY = {"validation.every": 2, "keep": 9}
+EVERY = {"validation.every": 2, "keep": 9, "log_every": 2}
 
 
 @pytest.mark.slow
@@ -158,14 +158,45 @@ def test_the_page_draws_both(draftkit: Command, parting: None, pico_folder: Path
     assert ran.code == 0, ran.err
     assert "they disagree" in ran.err
     page = (tmp_path / "page.html").read_text()
-    assert page == training_page(read_curve(out))
-    assert page.count("<svg") == 2
+    curve = read_curve(out)
+    assert page == training_page([curve])
+    assert [at.step for at in curve.logged] == [2, 4, 6, 8]
+    assert all(at.learning_rate and at.tokens_per_second for at in curve.logged[:-1])
+    figures = {"acceptance-by-step", "loss-by-step", "training-loss-by-step", "learning-rate-by-step", "speed-by-step"}
+    assert page.count("<svg") == len(figures)
+    assert "too few to tell drafts apart" in page  # two documents judged
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"acceptance-by-step.svg", "loss-by-step.svg"}
-    length, loss = (figure.lines[-1].points for figure in training_figures(read_curve(out)).values())
+    assert {file.stem for file in (tmp_path / "figures").iterdir()} == figures
+    length, loss = (figure.lines[-1].points for figure in [*training_figures([curve]).values()][:2])
     assert [(x, round(y) - 1) for x, y in length] == list(ACCEPTED.items())
     assert list(loss) == list(LOSSES.items())
     assert draftkit("report", out, tmp_path / "page.html", "--out", tmp_path / "two.html").code == 1
+
+
+def test_runs_are_compared_by_what_they_found_and_by_the_settings_that_differ(
+    draftkit: Command, tmp_path: Path
+) -> None:
+    for name, lr, length in (("slow", 1e-4, 1.2), ("fast", 1e-3, 2.0)):
+        state = {"step": 4, "eval_acceptance_length": length, "eval_acceptance_length_documents": 12, "eval_loss": 2.0}
+        state |= {"eval_acceptance_length_low": length - 0.1, "eval_acceptance_length_high": length + 0.1}
+        log = [{"step": 2, "loss": 3.0, "learning_rate": lr, "tokens_per_second": 500.0}, state]
+        folder = tmp_path / name / "checkpoint-4"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        settings = {"recipe": "eagle3", "target": "zoo:target", "data": "samples.jsonl", "out": name}
+        (folder / "train.yaml").write_text(json.dumps(settings | {"optimization": {"lr": lr}}))
+    ran = draftkit("report", tmp_path / "slow", tmp_path / "fast", "--out", tmp_path / "page.html")
+    assert ran.code == 0, ran.err
+    assert "fast has the longest acceptance length, 2.000 [1.900, 2.100]; slow 1.200 [1.100, 1.300]" in ran.err
+    assert "the intervals are apart" in ran.err
+    rows = dict(comparison([read_curve(tmp_path / name) for name in ("slow", "fast")]))
+    assert rows["recipe"] == ["eagle3", "eagle3"]
+    assert rows["optimization.lr"] == ["0.0001", "0.001"]
+    assert rows["tokens a second"] == ["500", "500"]
+    assert not {"out", "seed", "optimization.warmup"} & rows.keys()
+    text = (tmp_path / "page.html").read_text()
+    assert "optimization.lr" in text
+    assert text.count("<svg") == 5
 
 
 def test_what_is_no_validated_run_is_refused(tmp_path: Path) -> None:

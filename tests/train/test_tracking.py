@@ -12,7 +12,7 @@ import pytest
 from draftkit.errors import DraftkitError
 from draftkit.loading import open_target
 from draftkit.train.config import TrainConfig, read_config
-from draftkit.train.log import LogLines, validated
+from draftkit.train.log import LogLines, Pace, said_of_judges, validated
 from draftkit.train.setup import check_trackers, training_arguments
 
 FLAGS = {"recipe": "eagle3", "target": "zoo:target", "data": "samples.jsonl", "out": "run"}
@@ -59,13 +59,19 @@ def test_a_line_says_loss_speed_and_what_is_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogLines(tokens=1000)
-    log._began = (100.0, 0)
-    monkeypatch.setattr("draftkit.train.log.time.monotonic", lambda: 120.0)
-    first = lines(capsys, log, 10, loss=2.5, alpha_1=0.4, alpha_2=0.3, learning_rate=1e-4)
+    clock = iter((100.0, 120.0))
+    monkeypatch.setattr("draftkit.train.log.time.monotonic", lambda: next(clock))
+    pace = Pace(tokens=1000, step=0).at(10)
+    first = lines(capsys, log, 10, loss=2.5, alpha_1=0.4, alpha_2=0.3, learning_rate=1e-4, **pace)
     assert first[0] == "step 10/100: loss 2.5, alpha_1 0.4, 500 tokens/s, 0:03:00 left"
     assert first[1:] == ["  alpha_1: the chance that the target accepts the draft's first token"]
     assert len(lines(capsys, log, 20, loss=2.4, alpha_1=0.4)) == 1  # explained once
     assert lines(capsys, log, 20, total_flos=0.0, train_loss=2.45, epoch=1.0) == []  # the end of a run says nothing new
+
+
+def test_a_run_says_how_many_samples_judge_it() -> None:
+    assert said_of_judges(12, 48) == "held out: 12 of 48 samples, by which the draft is judged"
+    assert "held out: 6 of 48 samples, by which the draft is judged: too few" in said_of_judges(6, 48)
 
 
 def test_a_validation_says_its_interval_and_on_how_many_documents(capsys: pytest.CaptureFixture[str]) -> None:
