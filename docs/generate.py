@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from failures import FAILURES, HOMES
 from sphinx.application import Sphinx
 
 import draftkit
@@ -25,6 +26,7 @@ from draftkit.cli.panels import EXAMPLES
 from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
 from draftkit.convert.detect import all_formats
 from draftkit.evaluate.options import OPTIONS, known_settings
+from draftkit.finding import Finding
 from draftkit.io.settings import without_none, words_of
 from draftkit.layout.families import families
 from draftkit.results.schema import result_schema
@@ -105,7 +107,50 @@ def findings() -> Iterator[str]:
     yield "# Findings\n"
     yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and validation in `train` say by name, what it"
     yield f"costs to ignore it, and what mends it. `{REPLACED}` stands for what depends on the case.\n"
-    found: dict[str, list[tuple[str, ...]]] = {}
+    for room, rows in _all_findings().items():
+        yield f"## {room}\n"
+        for found in rows:
+            yield f"### {found.name}\n"
+            yield f"*{found.severity}.* {_markdown(found.message)}\n"
+            for label, text in (("Cost", found.cost), ("Mended by", found.fix), ("Source", found.source)):
+                if text:
+                    yield f"- {label}: {_markdown(text)}"
+            yield ""
+
+
+def failures() -> Iterator[str]:
+    """A gallery of what goes wrong, by what is seen of it."""
+    yield "# A gallery of failures\n"
+    yield "What others have met in public, by what is seen of it: the causes that draftkit knows, what each costs and"
+    yield "what mends it, and the command that tells which it is. [All findings](findings.md) are listed by name.\n"
+    causes = {one.name: one for rows in _all_findings().values() for one in rows}
+    for failure in FAILURES:
+        yield f"## {failure.symptom}\n"
+        yield f"```sh\n{failure.do}\n```\n"
+        if failure.tried:
+            tried = ", ".join(f"`{name}`" for name in failure.tried)
+            yield f"`doctor` also measures the draft again under each of {tried}.\n"
+        known = [causes[name] for name in failure.findings]
+        rows = ((_markdown(one.message), f"[{one.name}](findings.md#{one.name})", _mended(one)) for one in known)
+        yield from _table(("cause", "finding", "what it costs, and what mends it"), rows)
+        yield "In public: " + "; ".join(_thread(*thread) for thread in failure.threads) + ".\n"
+
+
+def _mended(found: Finding) -> str:
+    """What a finding costs and what mends it, as far as its check says."""
+    cost = f"{_markdown(found.cost)}. " if found.cost else ""
+    return cost + (f"Mended by: {_markdown(found.fix)}" if found.fix else "")
+
+
+def _thread(name: str, reported: str) -> str:
+    project, _, number = name.partition("#")
+    link = f"[{name}](https://github.com/{HOMES[project]}/issues/{number})"
+    return f"{link} ({reported})" if reported else link
+
+
+def _all_findings() -> dict[str, list[Finding]]:
+    """What draftkit can find, by the file that says it, read from the source."""
+    found: dict[str, list[Finding]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
@@ -122,17 +167,9 @@ def findings() -> Iterator[str]:
                 said = {word.arg: word.value for word in node.keywords}
                 name, severity, message = (_text(part, constants) for part in node.args[:3])
                 if re.fullmatch(r"[a-z0-9-]+( / [a-z0-9-]+)*", name):
-                    more = (_text(said.get(part), constants) for part in ("cost", "fix", "source"))
-                    found.setdefault(room, []).append((name, severity, message, *more))
-    for room, rows in found.items():
-        yield f"## {room}\n"
-        for name, severity, message, cost, fix, source in rows:
-            yield f"### {name}\n"
-            yield f"*{severity}.* {_markdown(message)}\n"
-            for label, text in (("Cost", cost), ("Mended by", fix), ("Source", source)):
-                if text:
-                    yield f"- {label}: {_markdown(text)}"
-            yield ""
+                    more = {part: _text(said.get(part), constants) for part in ("cost", "fix", "source")}
+                    found.setdefault(room, []).append(Finding(name, typing.cast(Any, severity), message, **more))
+    return found
 
 
 def results() -> Iterator[str]:
@@ -164,23 +201,45 @@ def formats() -> Iterator[str]:
 
 
 def api() -> Iterator[str]:
-    """Every public name of the package."""
+    """Every public name of the package, by what it is for."""
     yield "# Python\n"
     yield "All public names are imported from `draftkit`.\n"
-    for name in draftkit.__all__:
-        value = getattr(draftkit, name)
-        if name.startswith("__"):
-            continue
-        directive = "autoclass" if inspect.isclass(value) else "autofunction"
-        home = f"{value.__module__}.{value.__qualname__}"
-        options = ":members:\n" if inspect.isclass(value) else ""
-        yield f"## {name}\n"
-        yield f"```{{eval-rst}}\n.. {directive}:: {home}\n" + (f"   {options}" if options else "") + "```\n"
+    left_out = {name for name in draftkit.__all__ if not name.startswith("__")} ^ {n for t in TASKS.values() for n in t}
+    if left_out:
+        raise ValueError(f"docs/generate.py has these public names in no task, or others: {sorted(left_out)}")
+    for task, names in TASKS.items():
+        yield f"## {task}\n"
+        for name in names:
+            value = getattr(draftkit, name)
+            directive = "autoclass" if inspect.isclass(value) else "autofunction"
+            home = f"{value.__module__}.{value.__qualname__}"
+            options = ":members:\n" if inspect.isclass(value) else ""
+            yield f"### {name}\n"
+            yield f"```{{eval-rst}}\n.. {directive}:: {home}\n" + (f"   {options}" if options else "") + "```\n"
+
+
+TASKS = {
+    "Convert": ("convert_checkpoint", "inspect_checkpoint", "Draft", "Finding"),
+    "Measure": (
+        "evaluate_draft", "Settings", "Sweep", "Result", "ResultFile", "Cell", "Interval", "ServerEngine",
+        "ServerSettings", "VllmSettings",
+    ),
+    "Explain": ("diagnose_draft", "Diagnosis"),
+    "Train": ("train_draft", "TrainConfig", "Sample"),
+    "Adapt, and follow a target that is trained": (
+        "adapt_draft", "AdaptSettings", "Adaptation", "DraftTuner", "simulate_acceptance", "SimulatedAcceptance",
+    ),
+    "Decode": (
+        "load_target", "load_draft", "load_drafter", "Target", "Engine", "SamplingParameters", "DraftSampling",
+        "Request", "Generation",
+    ),
+    "Publish, and what is raised": ("push_draft", "DraftkitError"),
+}  # fmt: skip
 
 
 PAGES = {
     "commands": commands, "facts": facts, "settings": settings, "findings": findings, "results": results,
-    "formats": formats, "api": api,
+    "formats": formats, "api": api, "failures": failures,
 }  # fmt: skip
 
 
