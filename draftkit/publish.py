@@ -19,16 +19,17 @@ from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.report.card.card import EVAL_FOLDER, CardInput, own_part, render_card, target_of, with_sure_speeds
-from draftkit.report.card.model_index import find_license
+from draftkit.report.card.model_index import FEWEST_PROMPTS, Stated, eval_results, find_license, stated_of
 from draftkit.report.page.figures import all_figures, figure_files
 from draftkit.report.page.series import join
 from draftkit.results.record import Result
 
 CARD = "README.md"
+INDEX = "model-index.json"  # what of it the card's header has no room for
 FIGURES_FOLDER = "figures"
 # What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
 BESIDE = (
-    CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "inputs.json", "versions.json",
+    CARD, INDEX, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "inputs.json", "versions.json",
     "adapter/*", f"{EVAL_FOLDER}/*.json", f"{FIGURES_FOLDER}/**/*",
 )  # fmt: skip
 
@@ -63,6 +64,7 @@ def write_card(
     *,
     repo: str | None = None,
     license: str | None = None,
+    stated: Stated | None = None,
     force: bool = False,
 ) -> list[Path]:
     """Write the model card of the unified draft in `folder`, and return the files written.
@@ -70,11 +72,11 @@ def write_card(
     `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
     next time. `repo`: the name under which the card speaks of the draft; without one it is `./NAME` of the folder,
     until it is pushed. Of other paths of this machine the files have names. `license`: the Hub's name of its license,
-    inherited without one. A card that draftkit has not written, or that was edited since, is replaced with `force`
-    only. Raises `DraftkitError`.
+    inherited without one. `stated`: what else its publisher says, beside what a card that is there says. A card that
+    draftkit has not written, or that was edited since, is replaced with `force` only. Raises `DraftkitError`.
     """
     draft, name = read_draft(folder), repo or _relative(folder)
-    made = _card_files(draft, results, name, license)
+    made = _card_files(draft, results, name, license, stated or Stated())
     public = _without_paths({**_files(draft), **made}, folder, _own_names(folder, name))
     files = {path: content for path, content in public.items() if path in made and isinstance(content, bytes)}
     files[CARD] = signed(_text(files[CARD])).encode()
@@ -131,7 +133,7 @@ def plan_push(
     check_repo_id(repo)
     draft = read_draft(folder)
     check_finite(draft.tensors, draft.path)
-    made = _card_files(draft, results, repo, license)
+    made = _card_files(draft, results, repo, license, Stated())
     card = folder / CARD
     edited = card.exists() and not is_as_written(card)
     if edited or (card.exists() and not results and license is None):
@@ -150,7 +152,8 @@ def plan_push(
         raise LayoutError(
             "the card has no measured result",
             where=folder,
-            expected="what `draftkit eval --json` printed for this draft, as --results FILE",
+            expected=f"what `draftkit eval --json` printed for this draft, of {FEWEST_PROMPTS} prompts or more, as "
+            "--results FILE",
             hint="measure it first, or push with --allow-unmeasured",
         )
     return Publication(repo, files, _left_out(folder, files), text, num_results, tuple(method_note(draft.spec)))
@@ -162,8 +165,11 @@ def upload_draft(publication: Publication, *, private: bool = False, revision: s
     return upload(publication.repo, publication.files, message=message, private=private, revision=revision)
 
 
-def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str | None) -> dict[str, bytes]:
-    """The card of a draft, the results that it shows, and its figures, by path in the repository."""
+def _card_files(
+    draft: Draft, results: Iterable[Path], name: str, license: str | None, stated: Stated
+) -> dict[str, bytes]:
+    """The card of a draft, the results that it shows, its figures and its whole `model-index`, by path in the
+    repository."""
     sha256 = draft_sha256(draft)
     paths = {path.stem: path for path in sorted((draft.path / EVAL_FOLDER).glob("*.json"))}
     paths |= _by_name(results)
@@ -171,10 +177,16 @@ def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str |
     shown = {stem: with_sure_speeds(result) for stem, (result, _) in parts.items()}
     figures = {name: image for stem, result in shown.items() for name, image in _figures(stem, result).items()}
     records = list(shown.values())
-    found = find_license(draft.provenance, draft.path, license, target_of(draft, records))
-    card = render_card(CardInput(draft, records, found, name, sha256, list(figures)))
+    target = target_of(draft, records)
+    found = find_license(draft.provenance, draft.path, license, target)
+    stated = stated_of(draft.path, draft.provenance, target, stated)
+    card = render_card(CardInput(draft, records, found, stated, name, sha256, list(figures)))
+    entries = [
+        {name: value for name, value in vars(entry).items() if value is not None} for entry in eval_results(records)
+    ]
+    index = {INDEX: dump(entries).encode()} if entries else {}
     kept = {f"{EVAL_FOLDER}/{stem}.json": dump(stored).encode() for stem, (_, stored) in parts.items()}
-    return kept | figures | {CARD: card.encode()}
+    return kept | figures | index | {CARD: card.encode()}
 
 
 def _by_name(results: Iterable[Path]) -> dict[str, Path]:

@@ -27,6 +27,16 @@ def card(
         typer.Option(help="org/name under which the draft will be found; default: ./NAME of the folder."),
     ] = None,
     license: LicenseOption = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="The target's org/name on the Hub, where the draft was made for a folder.")
+    ] = None,
+    datasets: Annotated[
+        list[str] | None, typer.Option("--dataset", help="An org/name that it was trained on; repeatable.")
+    ] = None,
+    languages: Annotated[
+        list[str] | None,
+        typer.Option("--language", help="A language's code, as en; repeatable. Default: those of the target's card."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
     ] = False,
@@ -35,8 +45,10 @@ def card(
 ) -> None:
     """Write a draft's model card into its folder. It says what was measured, with figures."""
     from draftkit.publish import write_card
+    from draftkit.report.card.model_index import Stated
 
-    written = write_card(folder, results or [], repo=repo, license=license, force=force)
+    stated = Stated(base_model, tuple(datasets or ()), tuple(languages or ()))
+    written = write_card(folder, results or [], repo=repo, license=license, stated=stated, force=force)
     if as_json:
         print_json({"schema": 1, "files": [str(path) for path in written]})
         return

@@ -25,6 +25,7 @@ from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
 from draftkit.report.card.card import EVAL_FOLDER, TEMPLATE
+from draftkit.report.card.model_index import FEWEST_PROMPTS, MOST_LINES
 
 
 @pytest.fixture(autouse=True)
@@ -361,9 +362,41 @@ def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path)
     assert len(heads) >= 3
     assert all(head.startswith("| run | dataset | K | T | concurrency | context | engine |") for head in heads)
     assert "| 1 | mt-bench | 3 | 0 | 1 | 4096 | vllm |" in card.text
-    names = [entry.metric_name for entry in card.data.eval_results]
+    shown = [entry.metric_name for entry in card.data.eval_results]
+    index = json.loads((draft / "model-index.json").read_text())  # has what the header has no room for
+    names = [entry["metric_name"] for entry in index]
+    assert names[: len(shown)] == shown
     assert len(set(names)) == len(names) == 8
     assert "acceptance length (K=3, T=0, concurrency=1, context=4096, vllm)" in names
+    assert index[0]["metric_args"]["concurrency"] == 1
+    assert str(card.data).count("\n") < MOST_LINES
+
+
+def test_a_length_of_few_prompts_is_no_entry(draft: Path, tmp_path: Path) -> None:
+    few, enough = (eval_results.cell(draft, concurrency=n, num_prompts=n) for n in (FEWEST_PROMPTS - 1, FEWEST_PROMPTS))
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", few, enough))
+    assert [entry.metric_args["num_prompts"] for entry in card.data.eval_results] == [FEWEST_PROMPTS]
+    assert f"What was measured on fewer than {FEWEST_PROMPTS} prompts is not in the metadata." in card.text
+
+
+def test_a_publisher_says_what_no_file_tells(draft: Path, draftkit: Command) -> None:
+    """It is kept by a card that is written again; a target that was a folder is linked and can be served."""
+    said = ("--base-model", "org/target", "--dataset", "org/chats", "--language", "en", "--language", "de")
+    assert draftkit("card", draft, *said).code == 0
+    assert draftkit("card", draft).code == 0
+    card = ModelCard((draft / "README.md").read_text())
+    header = card.data.to_dict()
+    assert (header["base_model"], header["base_model_relation"]) == ("org/target", "adapter")
+    assert (header["datasets"], header["language"]) == (["org/chats"], ["en", "de"])
+    assert "vllm serve org/target " in card.text
+
+
+def test_languages_are_those_of_the_target(draft: Path, tmp_path: Path) -> None:
+    target = tmp_path / "speaking"
+    target.mkdir()
+    (target / "README.md").write_text("---\nlanguage: fr\n---\n# A model\n")
+    edit(draft, target=str(target))
+    assert card_of(draft).data.to_dict()["language"] == ["fr"]
 
 
 def test_figures_come_with_the_card(draft: Path, tmp_path: Path) -> None:

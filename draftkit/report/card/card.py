@@ -32,7 +32,15 @@ from draftkit.report.card.markdown import (
     speed_table,
     table,
 )
-from draftkit.report.card.model_index import License, header, is_hub_id, short_name
+from draftkit.report.card.model_index import (
+    FEWEST_PROMPTS,
+    License,
+    Stated,
+    header,
+    is_hub_id,
+    of_too_few_prompts,
+    short_name,
+)
 from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
@@ -65,6 +73,7 @@ class CardInput:
     draft: Draft
     results: Sequence[Result]
     license: License
+    stated: Stated
     name: str
     sha256: str
     figures: Sequence[str] = ()
@@ -81,7 +90,8 @@ class CardInput:
     @property
     def served_target(self) -> str:
         """The target in a command that any reader can paste: its Hub id, or TARGET for their own copy of it."""
-        return self.target if self.target is not None and is_hub_id(self.target) else "TARGET"
+        stated = None if self.draft.spec.architecture.own_model else self.stated.base_model
+        return next((name for name in (stated, self.target) if name is not None and is_hub_id(name)), "TARGET")
 
 
 def target_of(draft: Draft, results: Sequence[Result]) -> str | None:
@@ -103,6 +113,7 @@ def render_card(given: CardInput) -> str:
             target=given.target,
             start=str(settings["draft"]) if settings.get("draft") else None,
             license=given.license.metadata,
+            stated=given.stated,
         ),
         template_path=str(TEMPLATE),
         name=plain(short_name(given.name)),
@@ -276,6 +287,8 @@ def _limitations(given: CardInput) -> list[str]:
             f"It was measured on {', '.join(datasets)} at temperature {', '.join(f'{t:g}' for t in temperatures)}; "
             "other text, languages, lengths and temperatures give other figures."
         )
+    if any(of_too_few_prompts(cell) for _, cell in given.rows):
+        found.append(f"What was measured on fewer than {FEWEST_PROMPTS} prompts is not in the metadata.")
     found += [f"Lost in conversion: {plain(loss)}." for loss in draft.provenance.losses]
     found += [f"{finding.severity.capitalize()}: {plain(finding.message)}." for finding in findings_of_draft(draft)]
     assumed = [fact.name for fact in draft.provenance.facts if fact.assumed]

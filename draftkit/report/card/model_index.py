@@ -6,21 +6,38 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftkit.errors import SourceError
+from draftkit.hub.locate import locate_file
 from draftkit.layout.folder import Draft
+from draftkit.layout.provenance import Provenance
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import metrics_of
 from draftkit.results.record import Result
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
-from dataclasses import dataclass
-from pathlib import Path
 
-from draftkit.errors import SourceError
-from draftkit.hub.locate import locate_file
-from draftkit.layout.provenance import Provenance
+
+FEWEST_PROMPTS = 10  # of an entry in `model-index`, which people compare without its interval
+MOST_LINES = 80  # of a header
+SHOWN_ARGUMENTS = ("num_speculative_tokens", "num_prompts", "low", "high")  # of an entry; its name has more
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What only a publisher knows of a draft, in the words of the Hub.
+
+    `base_model`: the target's id, where it was named by a folder. `datasets`: ids of what it was trained on.
+    `languages`: codes, those of the target's card where none are given.
+    """
+
+    base_model: str | None = None
+    datasets: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
 
 
 def header(
@@ -31,29 +48,42 @@ def header(
     target: str | None,
     start: str | None,
     license: dict[str, str],
+    stated: Stated,
 ) -> ModelCardData:
-    """The header, with a `model-index` of the results.
+    """The header, with a `model-index` of as many of the results as `MOST_LINES` hold.
 
     `name`: the draft's, or its path or Hub id. `start`: the checkpoint that a causal language model was trained from.
     """
     from huggingface_hub import ModelCardData
 
-    base, relation = _base_model(draft, target, start)
-    return ModelCardData(
-        base_model=base,
-        base_model_relation=relation,
-        library_name="draftkit",
-        pipeline_tag="text-generation",
-        tags=["draftkit", "speculative-decoding", "draft-model", draft.spec.method],
-        model_name=short_name(name) if results else None,
-        eval_results=eval_results(results) or None,
-        **license,
-    )
+    base, relation = _base_model(draft, stated.base_model or target, start)
+
+    def with_entries(entries: Sequence[EvalResult]) -> ModelCardData:
+        return ModelCardData(
+            base_model=base,
+            base_model_relation=relation,
+            datasets=list(stated.datasets) or None,
+            language=list(stated.languages) or None,
+            library_name="draftkit",
+            pipeline_tag="text-generation",
+            tags=["draftkit", "speculative-decoding", "draft-model", draft.spec.method],
+            model_name=short_name(name) if entries else None,
+            eval_results=list(entries) or None,
+            **license,
+        )
+
+    entries = eval_results(results)
+    for entry in entries:
+        entry.metric_args = {name: entry.metric_args[name] for name in SHOWN_ARGUMENTS if name in entry.metric_args}
+    counts = range(len(entries), 0, -1)
+    made = (with_entries(entries[:count]) for count in counts)
+    return next((data for data in made if len(str(data).splitlines()) <= MOST_LINES), with_entries(()))
 
 
 def eval_results(results: Sequence[Result]) -> list[EvalResult]:
-    """Acceptance length and speed-up of each cell, for `model-index`."""
-    entries = [entry for result in results for cell in result.cells for entry in _entries(cell, result.provenance)]
+    """Acceptance length and speed-up of each cell of `FEWEST_PROMPTS` or more, for `model-index`."""
+    cells = [(cell, result.provenance) for result in results for cell in result.cells if not of_too_few_prompts(cell)]
+    entries = [entry for cell, provenance in cells for entry in _entries(cell, provenance)]
     seen: Counter[tuple[str, str, str | None]] = Counter()
     for entry in entries:
         row = (entry.dataset_type, entry.metric_type, entry.metric_name)
@@ -61,6 +91,10 @@ def eval_results(results: Sequence[Result]) -> list[EvalResult]:
         if seen[row] > 1:  # another run at the same setting
             entry.metric_name = f"{entry.metric_name}, run {seen[row]}"
     return entries
+
+
+def of_too_few_prompts(cell: Cell) -> bool:
+    return cell.num_prompts is not None and cell.num_prompts < FEWEST_PROMPTS
 
 
 def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
@@ -136,6 +170,23 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and name[0] != "." and not os.path.exists(name)
 
 
+def stated_of(folder: Path, provenance: Provenance, target: str | None, given: Stated) -> Stated:
+    """What is `given`, and for the rest what the README.md of the draft in `folder` says; languages also from the card
+    of its `target`."""
+    own = _metadata(folder / "README.md")
+    base = given.base_model or next(iter(_words(own.get("base_model"))), None)
+    languages = given.languages or _words(own.get("language"))
+    if not languages and (name := base or target) is not None:
+        card = _card_of(name, provenance.target_revision if name == target else None)
+        languages = () if card is None else _words(_metadata(card).get("language"))
+    return Stated(base, given.datasets or _words(own.get("datasets")), languages)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """A value of a card's header that may be one word or a list of them."""
+    return tuple(str(one) for one in (value if isinstance(value, list) else [value] if value else ()))
+
+
 KEYS = ("license", "license_name", "license_link")
 
 
@@ -170,22 +221,31 @@ def find_license(provenance: Provenance, folder: Path, given: str | None = None,
 
 def _stated_by(source: str, revision: str | None) -> dict[str, str]:
     """What the card of a path, a Hub repository or a zoo model says."""
-    try:
-        card = locate_file(source, "README.md", revision)
-    except SourceError:
-        return {}
+    card = _card_of(source, revision)
     return {} if card is None else _stated_in(card)
 
 
+def _card_of(source: str, revision: str | None) -> Path | None:
+    try:
+        return locate_file(source, "README.md", revision)
+    except SourceError:
+        return None
+
+
 def _stated_in(card: Path) -> dict[str, str]:
+    metadata = _metadata(card)
+    return {key: str(metadata[key]) for key in KEYS if metadata.get(key)}
+
+
+def _metadata(card: Path) -> dict[str, object]:
+    """The header of a card; nothing where there is none, or no valid one."""
     from huggingface_hub import metadata_load
     from yaml import YAMLError
 
     try:
-        metadata = metadata_load(card) if card.is_file() else None
+        return (metadata_load(card) if card.is_file() else None) or {}
     except (OSError, ValueError, YAMLError):
         return {}
-    return {key: str(metadata[key]) for key in KEYS if metadata.get(key)} if metadata else {}
 
 
 def _named(metadata: dict[str, str]) -> str:
