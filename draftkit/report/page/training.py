@@ -19,7 +19,7 @@ PLACES = ("out",)  # and those that say nothing
 
 
 @dataclass(frozen=True)
-class Run:
+class DrawnRun:
     """A run as the page draws it: its curve, the name and color that it has in every figure."""
 
     curve: TrainingCurve
@@ -32,14 +32,14 @@ class Run:
         return Line(name or self.name, self.color, known, marker=self.marker)
 
 
-def drawn_runs(curves: Sequence[TrainingCurve]) -> list[Run]:
+def drawn_runs(curves: Sequence[TrainingCurve]) -> list[DrawnRun]:
     """The runs by the names of their folders, or by their paths where two folders are called the same."""
     names = [curve.run.name for curve in curves]
     if len(set(names)) < len(names):
         names = [curve.run.as_posix() for curve in curves]
     markers = tuple(MARKERS)
     return [
-        Run(curve, name, f"series-{number % MOST_SERIES + 1}", markers[number % len(markers)])
+        DrawnRun(curve, name, f"series-{number % MOST_SERIES + 1}", markers[number % len(markers)])
         for number, (curve, name) in enumerate(zip(curves, names, strict=True))
     ]
 
@@ -58,21 +58,21 @@ def training_figures(curves: Sequence[TrainingCurve]) -> dict[str, Chart]:
     return {name: chart for name, chart in found.items() if chart is not None}
 
 
-def _length(run: Run) -> Line:
+def _length(run: DrawnRun) -> Line:
     steps = run.curve.steps
     bounds = [(found.step, found.length.bounds) for found in steps]
     bars = tuple(((step, ends[0]), (step, ends[1])) for step, ends in bounds if ends is not None)
     return replace(run.line((found.step, found.length.mean) for found in steps), bars=bars)
 
 
-def _held_out_loss(run: Run) -> Line:
+def _held_out_loss(run: DrawnRun) -> Line:
     return run.line((found.step, found.loss) for found in run.curve.steps)
 
 
 def _best(
     title: str,
-    runs: list[Run],
-    line_of: Callable[[Run], Line],
+    runs: list[DrawnRun],
+    line_of: Callable[[DrawnRun], Line],
     best_of: Callable[[TrainingCurve], ValidatedStep | None],
 ) -> Chart | None:
     """A line for each run, and another up and down at its best step, which the legend names."""
@@ -92,7 +92,7 @@ def _upright(step: float, chart: Chart) -> tuple[tuple[float, float], ...]:
     return ((step, chart.y.low), (step, chart.y.high))
 
 
-def _logged(title: str, runs: list[Run], name: str) -> Chart | None:
+def _logged(title: str, runs: list[DrawnRun], name: str) -> Chart | None:
     """What the lines of the logs say under a name."""
     lines = [replace(run.line((at.step, getattr(at, name)) for at in run.curve.logged), marker="") for run in runs]
     return _chart(title, lines)
