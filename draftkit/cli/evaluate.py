@@ -33,6 +33,7 @@ from draftkit.cli.options import (
     TargetNameOption,
     TemperaturesOption,
     TokensOption,
+    TreeOption,
     TrustOption,
     VllmPythonOption,
     settled_dtype,
@@ -99,9 +100,11 @@ def asked_of(
     from draftkit.io.settings import assignments, read_settings, settings_of, with_values
     from draftkit.results.settings import Settings
 
-    ks, batches = parse_integers("num_speculative_tokens", k), parse_integers("concurrency", concurrency)
+    ks = parse_integers("num_speculative_tokens", k) if flags.get("tree") is None else ()
+    batches = parse_integers("concurrency", concurrency)
     temperatures = parse_floats("temperature", temperature)
-    flags |= {"num_speculative_tokens": ks[-1], "concurrency": batches[0], "temperature": temperatures[0]}
+    flags |= {"concurrency": batches[0], "temperature": temperatures[0]}
+    flags |= {"num_speculative_tokens": ks[-1]} if ks else {}
     flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
     given = {name: value for name, value in flags.items() if value is not None}
     texts = assignments(settings or ())
@@ -128,9 +131,11 @@ def asked_of(
 
 
 def evaluate(
+    asked_for: typer.Context,
     target: TargetNameOption = None,
     draft: DraftsOption = None,
     k: TokensOption = "4",
+    tree: TreeOption = None,
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
     dataset: DatasetOption = "zoo",
@@ -205,6 +210,9 @@ def evaluate(
     decoding."""
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
+    source = asked_for.get_parameter_source("k")
+    if tree is not None and source is not None and source.name != "DEFAULT":
+        raise typer.BadParameter("--k beside --tree: a tree's depth is its K; leave out one of them.")
     if resume and out is None:
         raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     quiet_transformers()
@@ -212,6 +220,7 @@ def evaluate(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
         settings=settings, prompts=dataset, limit=limit, max_new_tokens=max_new_tokens, slices=_parts(slices),
+        tree=tree,
     )  # fmt: skip
     from draftkit.results.saved import ResultFile
 

@@ -258,6 +258,14 @@ DraftsOption = Annotated[
 TokensOption = Annotated[
     str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")
 ]
+TreeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        help="Draft a tree instead of a chain: eagle:topk=10,depth=6,nodes=60, best:nodes=32, choices:FILE, "
+        "suffix:nodes=16,width=4, sglang:steps=5,topk=4,tokens=8.",
+    ),
+]
 DatasetOption = Annotated[
     str,
     typer.Option(

@@ -30,7 +30,7 @@ from draftkit.results.statistics import (
     quantiles,
     repetition,
 )
-from draftkit.runtime.records import Generation
+from draftkit.runtime.records import Generation, Round
 
 SAMPLES = 3  # generations that are kept token by token
 
@@ -213,15 +213,34 @@ def _rounds_as_text(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
     at = 1  # the first token is of the prefill
     for r in generation.rounds:
         emitted = generation.tokens[at : at + r.emitted]
-        at += r.emitted
+        drafted = _shown(r, generation.tokens, at)
         rounds.append(
             TranscriptRound(
-                tuple(tokenizer.decode([token]) for token in r.proposal),
-                r.accepted,
+                tuple(tokenizer.decode([token]) for token in drafted),
+                min(r.accepted, len(drafted)),  # beyond the end of a text, it cannot be told what of a tree stood
                 tuple(tokenizer.decode([token]) for token in emitted),
             )
         )
+        at += r.emitted
     return tuple(rounds)
+
+
+def _shown(round: Round, tokens: Sequence[int], at: int) -> Sequence[int]:
+    """The draft tokens of a round; of a tree, what stood of it, as far as `tokens` go from `at` on, and the likeliest
+    node that might have followed."""
+    if not round.parents:
+        return round.proposal
+    shown: list[int] = []
+    row = 0
+    for depth in range(round.accepted + 1):
+        children = [i for i, parent in enumerate(round.parents) if parent == row]
+        if not children:
+            break
+        last = depth == round.accepted or at + depth >= len(tokens)
+        node = children[0] if last else next(i for i in children if round.proposal[i] == tokens[at + depth])
+        shown.append(round.proposal[node])
+        row = node + 1
+    return shown
 
 
 def with_slices(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> Cell:

@@ -99,7 +99,8 @@ class LlamaCppSettings:
 ENGINE_SETTINGS: tuple[type[EngineSettings], ...] = (VllmSettings, LlamaCppSettings, ServerSettings)
 # The settings that have an option of their own, by its name.
 OPTIONS = {
-    "num_speculative_tokens": "--k", "max_new_tokens": "--max-new-tokens", "concurrency": "--concurrency",
+    "num_speculative_tokens": "--k", "tree": "--tree", "max_new_tokens": "--max-new-tokens",
+    "concurrency": "--concurrency",
     "prompts": "--dataset", "limit": "--limit", "context": "--context", "slices": "--slice", "device": "--device",
     "dtype": "--dtype", "temperature": "--temperature", "vllm_python": "--vllm-python", "server": "--server",
     "server_baseline": "--server-baseline",

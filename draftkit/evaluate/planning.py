@@ -19,6 +19,7 @@ from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packed_linear import kept_twice
 from draftkit.runtime.memory import partial_bytes, working_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
+from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.targets.device_map import available_memory, room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint
@@ -52,6 +53,7 @@ def plans_of(job: Job, settings: Settings) -> dict[str, MemoryPlan]:
         num_slots=min(settings.concurrency, len(asked.prompts)),
         longest=asked.longest,
         k=settings.num_speculative_tokens,
+        tree=settings.drafted_tree,
     )
 
 
@@ -64,6 +66,7 @@ def plan_memory(
     num_slots: int,
     longest: int,
     k: int,
+    tree: DraftTree | None = None,
 ) -> dict[str, MemoryPlan]:
     """A plan for each of `drafts`, measured in one run against the model `target`.
 
@@ -71,7 +74,8 @@ def plan_memory(
     """
     config = target.config
     text = config.get_text_config()
-    capacity = longest + k + 1
+    rows = k if tree is None else tree.nodes
+    capacity = longest + (k if tree is None else tree.span) + 1
     own = target.supported.footprint
     fixed = {"target weights": weight_bytes(target.folder, config, own, dtype)}
     for source, draft in drafts.items():
@@ -90,8 +94,8 @@ def plan_memory(
             vocab_size=text.vocab_size,
             itemsize=dtype.itemsize,
             capacity=capacity,
-            k=k,
-            partials=partial_bytes(config, device, capacity, k),
+            k=rows,
+            partials=partial_bytes(config, device, capacity, rows),
         )
         working = working_memory(config, dtype, device, feature_size=features, available=available)
         plans[source] = MemoryPlan(fixed | working, per_slot, num_slots, capacity, available)

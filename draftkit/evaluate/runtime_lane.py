@@ -32,6 +32,7 @@ def engine_of(
         draft_sampling=settings.draft_sampling,
         synthetic=None if rates is None else SyntheticAcceptance(rates),
         k_by_batch=settings.schedule if drafter is not None else None,
+        tree=settings.drafted_tree if drafter is not None else None,
         eager=settings.eager,
         estimates=estimates,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftkit.io.records import json_value
 from draftkit.runtime.memory_plan import MemoryPlan
+from draftkit.runtime.tree_kinds import DraftTree
 
 if TYPE_CHECKING:
     from draftkit.results.settings import Settings
@@ -147,6 +148,22 @@ class Predicted:
     extrapolated: bool = False
 
 
+@dataclass(frozen=True)
+class MeasuredTree:
+    """The tree that was drafted each round: `name` as `--tree` takes it, `nodes` without the root, `note` the same in
+    the counting of the program that the kind comes from."""
+
+    kind: str
+    name: str
+    nodes: int
+    depth: int
+    note: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, tree: DraftTree | None) -> MeasuredTree | None:
+        return None if tree is None else cls(tree.kind, tree.name, tree.nodes, tree.depth, tree.note)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heading:
     """What was measured, and how it was asked for."""
@@ -161,6 +178,7 @@ class Heading:
     prompts_sha256: str | None = None
     template_sha256: str | None = None
     num_speculative_tokens: int
+    tree: MeasuredTree | None = field(default=None, metadata=OPTIONAL)
     temperature: float
     concurrency: int
     context: int | None = field(default=None, metadata=OPTIONAL)
@@ -198,6 +216,7 @@ class Heading:
             dataset=dataset,
             engine=engine,
             num_speculative_tokens=settings.num_speculative_tokens,
+            tree=MeasuredTree.of(settings.drafted_tree),
             temperature=settings.sampling.temperature,
             concurrency=settings.concurrency,
             context=settings.context or None,
@@ -207,7 +226,7 @@ class Heading:
             seed=settings.sampling.seed,
             draft_sampling=settings.draft_mode,
             min_confidence=settings.draft_sampling.min_confidence or None,
-            verification=settings.verification,
+            verification=settings.verification if settings.tree is None else "coupled",
             max_new_tokens=settings.max_new_tokens,
         )
 
@@ -219,8 +238,18 @@ class Heading:
     @property
     def pair(self) -> tuple[object, ...]:
         """The same, whichever engine measured it."""
-        setting = (self.num_speculative_tokens, self.temperature, self.concurrency, self.context)
+        setting = (self.num_speculative_tokens, self.tree_name, self.temperature, self.concurrency, self.context)
         return (self.target, self.draft, *setting)
+
+    @property
+    def tree_name(self) -> str | None:
+        """The tree as `--tree` takes it; None of a chain."""
+        return None if self.tree is None else self.tree.name
+
+    @property
+    def drafts_a_round(self) -> str:
+        """K, or of a tree the number of its nodes."""
+        return str(self.num_speculative_tokens) if self.tree is None else f"{self.tree.nodes} nodes"
 
     @property
     def other_engine(self) -> str | None:
@@ -246,7 +275,8 @@ class Heading:
     def name(self) -> str:
         """The cell as messages call it."""
         context = "" if self.context is None else f", context {self.context}"
-        return f"{self.draft}, K={self.num_speculative_tokens}, concurrency {self.concurrency}{context}"
+        drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+        return f"{self.draft}, {drafted}, concurrency {self.concurrency}{context}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,9 @@ METRICS = (
     Metric("draft", "draft", "draft", "", ("csv",)),
     Metric("method", "method", "method", "", ("csv",)),
     Metric("dataset", "dataset", "dataset", "", ("card", "csv"), left=True),
-    Metric(
-        "num_speculative_tokens", "num_speculative_tokens", "K", "",
-        ("table", "details", "card", "csv", "page", "notebook"),
-    ),
+    Metric("num_speculative_tokens", "drafts_a_round", "K", "", ("table", "details", "card", "page", "notebook")),
+    Metric("num_speculative_tokens", "num_speculative_tokens", "K", "", ("csv",)),
+    Metric("tree", "tree_name", "tree", "", ("csv",)),
     Metric(
         "temperature", "temperature", "T", "g",
         ("table", "details", "card", "csv", "page", "notebook"), sparing=("table", "details"),

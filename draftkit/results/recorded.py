@@ -16,7 +16,7 @@ from draftkit.io.records import read_record
 from draftkit.results.cell import Heading
 
 if TYPE_CHECKING:  # it needs torch
-    from draftkit.runtime.records import Generation
+    from draftkit.runtime.records import Generation, Round
 
 # What a line says of how its round was asked for.
 HEADING = (
@@ -27,7 +27,8 @@ HEADING = (
 @dataclass(frozen=True, kw_only=True)
 class RecordedRound:
     """A round of a file, as `draftkit.runtime.records.Round` has it, with how it was asked for. `slices`: what its
-    prompt is, as `category=code`. Older files have no more than the first fields."""
+    prompt is, as `category=code`. `tree`: where one was drafted; `drafted` are then its nodes, and `expected` is of
+    levels. Older files have no more than the first fields."""
 
     draft: str
     num_speculative_tokens: int
@@ -42,16 +43,18 @@ class RecordedRound:
     min_confidence: float | None = None
     verification: str | None = None
     slices: tuple[str, ...] = ()
+    tree: str | None = None
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.accepted <= self.drafted <= self.num_speculative_tokens:
-            raise ValueError(f"{self.accepted} of {self.drafted} drafts, at K = {self.num_speculative_tokens}")
+        k, levels = self.num_speculative_tokens, self.drafted if self.tree is None else self.num_speculative_tokens
+        if not 0 <= self.accepted <= min(self.drafted, k) or (self.tree is None and self.drafted > k):
+            raise ValueError(f"{self.accepted} of {self.drafted} drafts, at K = {k}")
         for name in ("expected", "confidences", "probabilities"):
             numbers = getattr(self, name)
-            if len(numbers) not in (0, self.drafted) or not all(0 <= number <= 1.0001 for number in numbers):
-                raise ValueError(f"{name} is not a chance for each of {self.drafted} drafts")
+            if len(numbers) not in (0, levels) or not all(0 <= number <= 1.0001 for number in numbers):
+                raise ValueError(f"{name} is not a chance for each of {levels} drafts")
 
 
 def check_records(path: Path) -> None:
@@ -76,8 +79,27 @@ def append_rounds(
         asked = {"draft": draft} | setting | {"request": g.request.id, "slices": list(slices.get(g.request.id, ()))}
         for number, r in enumerate(g.rounds):
             ended = g.finished if number == len(g.rounds) - 1 else None
-            lines.append(json.dumps(finite(asked | asdict(r) | {"finished": ended})))
+            lines.append(json.dumps(finite(asked | _drafted(r, heading) | {"finished": ended})))
     _append(path, lines)
+
+
+def _drafted(round: Round, heading: Heading) -> dict[str, object]:
+    """A round as a line has it. Of a tree, `paths` are the tokens from the root to each of its leaves."""
+    said = asdict(round)
+    parents = said.pop("parents")
+    if heading.tree is None:
+        return said
+    said.pop("proposal")
+    return said | {"tree": heading.tree.name, "paths": paths_of(round.proposal, parents)}
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """The tokens from a tree's root to each of its leaves; `parents` as a `Round` has them."""
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*paths[parent], token])
+    inner = set(parents)
+    return [path for row, path in enumerate(paths) if row and row not in inner]
 
 
 def read_rounds(paths: Sequence[Path]) -> list[RecordedRound]:

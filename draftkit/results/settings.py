@@ -17,6 +17,7 @@ from draftkit.requests import (
     check_rates,
     check_schedule,
 )
+from draftkit.runtime.tree_kinds import EXAMPLES, DraftTree, read_tree
 
 SLICES = ("language", "thinking", "tools", "category")
 CERTIFIED = ("rejection", "block")  # the kinds of verification whose output a certificate can judge
@@ -59,7 +60,7 @@ class Settings:
     Raises `SettingError` for a value outside its range, and for two that do not go together.
     """
 
-    num_speculative_tokens: int = setting("Draft tokens a round.", 4, unit="tokens")
+    num_speculative_tokens: int = setting("Draft tokens a round; of a tree its depth.", 4, unit="tokens")
     max_new_tokens: int = setting("Tokens to generate per prompt, at most.", 128, unit="tokens")
     concurrency: int = setting("Sequences decoded together.", 1, unit="sequences")
     prompts: str = setting(
@@ -114,6 +115,7 @@ class Settings:
         unit="sequences",
         needs="no k_by_batch",
     )
+    tree: str | None = setting(f"Draft a tree instead of a chain: {', '.join(EXAMPLES)}.", None)
     eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
 
     def __post_init__(self) -> None:
@@ -130,12 +132,37 @@ class Settings:
         require_setting(self.verification in modes, "verification", self.verification, ", ".join(modes))
         for kind in self.slices:
             require_setting(kind in SLICES, "slices", kind, ", ".join(SLICES))
+        if self.tree is not None:
+            self._settle_tree(read_tree(self.tree))
         check_rates(self._synthetic(), self.verification, self.num_speculative_tokens)
         if self.k_by_batch is not None:
             check_schedule(self.k_by_batch, self.num_speculative_tokens)
             if self.disable_above_batch is not None:
                 what = "k_by_batch and disable_above_batch say the same thing twice"
                 raise SettingError(what, "k_by_batch", hint="give one of them")
+
+    def _settle_tree(self, tree: DraftTree) -> None:
+        """K becomes the depth. Raises `SettingError` for what goes with a chain alone."""
+        object.__setattr__(self, "num_speculative_tokens", tree.depth)
+        alone = {
+            "verification": self.verification if self.verification in ("block", "synthetic") else None,
+            "draft_confidence": self.draft_sampling.min_confidence or None,
+            "draft_sampling": "probabilistic" if self.draft_sampling.mode == "probabilistic" else None,
+            "draft_temperature": self.draft_sampling.temperature,
+            "k_by_batch": self.k_by_batch,
+            "disable_above_batch": self.disable_above_batch,
+        }
+        for name, value in alone.items():
+            if value is not None:
+                raise SettingError(
+                    f"{name} is {value!r}, and a tree is drafted", name, expected="a chain of drafts",
+                    hint=f"leave out {name}, or --tree: a tree's nodes are chosen, and each round has all of them",
+                )  # fmt: skip
+
+    @property
+    def drafted_tree(self) -> DraftTree | None:
+        """What is drafted instead of a chain."""
+        return None if self.tree is None else read_tree(self.tree)
 
     def _synthetic(self) -> SyntheticAcceptance | None:
         """The rates of synthetic verification; a mean length among the settings becomes those that it stands for."""
@@ -158,12 +185,16 @@ class Settings:
     @property
     def draft_mode(self) -> str:
         """How drafts are drawn at these settings: greedy or probabilistic."""
+        if self.tree is not None:
+            return "greedy"
         return "probabilistic" if self.draft_sampling.parameters(self.sampling).temperature else "greedy"
 
     @property
     def exact(self) -> bool:
         """Whether the output must be that of plain decoding, token for token."""
-        return self.verification == "coupled" or (self.sampling.temperature == 0 and self.verification != "synthetic")
+        if self.verification == "coupled" or self.tree is not None:
+            return True
+        return self.sampling.temperature == 0 and self.verification != "synthetic"
 
     def at(
         self,
@@ -208,6 +239,11 @@ class Settings:
     def _check_ks(self, ks: Sequence[int]) -> None:
         if len(set(ks)) > 1 and (self.acceptance_rates is not None or self.k_by_batch is not None):
             raise SettingError("acceptance rates and schedules are for one K", "num_speculative_tokens", expected="one")
+        if self.tree is not None and set(ks) - {self.num_speculative_tokens}:
+            raise SettingError(
+                f"K beside the tree {self.tree}", "num_speculative_tokens", expected="its depth alone",
+                hint="leave out --k, or --tree",
+            )  # fmt: skip
 
 
 Value = TypeVar("Value", int, float)
@@ -313,9 +349,9 @@ AS_STARTED = Taken(
     "a server, which runs as it was started",
     several_k=False,
     verification=("rejection",),
-    left=(*SCHEDULED, *DRAWN),
+    left=(*SCHEDULED, *DRAWN, "tree"),
 )
-VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence"))
+VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence", "tree"))
 
 
 def _shared(settings: Settings) -> str:

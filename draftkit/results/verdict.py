@@ -22,9 +22,9 @@ VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 
 @dataclass(frozen=True)
 class ResultVerdict:
-    """`sentence` says it all. `draft` at `num_speculative_tokens` is what to serve, or, unless `kind` is `use`, what
-    came closest; `up_to`: the largest batch at which it pays. `more_prompts`: how many it would take, beside those
-    measured, to tell what could not be told. `commands`: engine → what serves it."""
+    """`sentence` says it all. `draft` at `num_speculative_tokens`, or with `tree`, is what to serve, or, unless `kind`
+    is `use`, what came closest; `up_to`: the largest batch at which it pays. `more_prompts`: how many it would take,
+    beside those measured, to tell what could not be told. `commands`: engine → what serves it."""
 
     kind: VerdictKind
     sentence: str
@@ -32,6 +32,7 @@ class ResultVerdict:
     temperature: float = 0.0
     draft: str | None = None
     num_speculative_tokens: int | None = None
+    tree: str | None = field(default=None, metadata=OPTIONAL)
     up_to: int | None = None
     speedup: Interval | None = None
     more_prompts: int | None = field(default=None, metadata=OPTIONAL)
@@ -132,7 +133,7 @@ def _use(
     if up_to == first:
         where = f"at batch {first}"
     speeds = _speed(chosen) if len(reach) == 1 else f"{_speed(chosen)} to {_speed(reach[-1])}"
-    sentence = f"{condition}use {chosen.draft} at K = {chosen.num_speculative_tokens} {where}, {speeds}"
+    sentence = f"{condition}use {_named(chosen)} {where}, {speeds}"
     beyond = [batch for batch in batches if batch > up_to]
     if beyond:
         sentence += f"; beyond, {_beyond(paying.get(beyond[0]), at_batch[beyond[0]])}"
@@ -190,6 +191,7 @@ def _of(
         cell.temperature,
         cell.draft,
         cell.num_speculative_tokens,
+        cell.tree_name,
         up_to,
         cell.speedup_interval,
         more_prompts,
@@ -221,7 +223,8 @@ def _may_be_as_fast(cell: Cell, chosen: Cell) -> bool:
 
 
 def _is_same(one: Cell, other: Cell) -> bool:
-    return (one.draft, one.num_speculative_tokens) == (other.draft, other.num_speculative_tokens)
+    asked = ((cell.draft, cell.num_speculative_tokens, cell.tree) for cell in (one, other))
+    return next(asked) == next(asked)
 
 
 def _by_speed(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -237,7 +240,12 @@ def _longest(cells: Sequence[Cell]) -> Cell:
 
 
 def _named(cell: Cell) -> str:
-    return f"{cell.draft} at K = {cell.num_speculative_tokens}"
+    return f"{cell.draft} {at_setting(cell.num_speculative_tokens, cell.tree_name)}"
+
+
+def at_setting(k: int | None, tree: str | None) -> str:
+    """How a draft is run, in words."""
+    return f"at K = {k}" if tree is None else f"with the tree {tree}"
 
 
 def _at(cell: Cell, batches: Sequence[int]) -> str:

@@ -62,12 +62,13 @@ def check_draft_tokens(k: int, most: int | None, where: str | None = None) -> No
         raise DraftkitError(f"K = {k} draft tokens a round", where=where, expected=f"1 to {most}, {why}")
 
 
-def check_drafts_trees(target: Target, drafter: Drafter) -> None:
+def check_drafts_trees(target: Target, drafter: Drafter, where: str | None = None) -> None:
     """Raise `DraftkitError` where a target does not score trees, or a drafter does not draft them."""
     if target.without_trees is not None:
         raise DraftkitError(f"the target scores no tree: {target.without_trees}", hint="leave out --tree, for a chain")
     if not isinstance(drafter, Expands):
-        raise DraftkitError("draftkit drafts no tree with a draft of this kind", hint="leave out --tree, for a chain")
+        what = "draftkit drafts no tree with a draft of this kind"
+        raise DraftkitError(what, where=where, hint="leave out --tree, for a chain")
 
 
 class Engine:
@@ -254,7 +255,8 @@ class Engine:
             return
         capacity = max(capacity, self._capacity)
         self._release()
-        require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
+        rows = self.k if self.tree is None else self.tree.nodes
+        require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=rows)
         self._cache = SlotCache(self.num_slots, capacity, self.k)
         if self.drafter is not None:
             self.drafter.allocate(self.num_slots, capacity, self.k)

@@ -27,7 +27,7 @@ from draftkit.results.cell import Cell, Predicted
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.engine import check_draft_tokens
+from draftkit.runtime.engine import check_draft_tokens, check_drafts_trees
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.rope import Positions
@@ -64,6 +64,9 @@ class OwnEngine(BaseEngine):
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }
         tune_for_cpu(self.model)
+        if sweep.first.tree is not None:
+            for source, loaded in self.drafts.items():
+                check_drafts_trees(loaded.target, loaded.needed, source)
 
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:

@@ -52,6 +52,8 @@ def show_evaluation(
     """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
     show_verdicts(console, result)
     console.print(evaluation_table(result))
+    for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
+        console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
     if details:
         console.print(details_table(result))
         ids = result.provenance.get("first_prompt_ids")

@@ -1,0 +1,105 @@
+"""`eval --tree`: what is measured, recorded and shown of trees, and what does not go with them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from rich.console import Console
+
+from draftkit.errors import DraftkitError, SettingError
+from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.report.terminal.tables import show_evaluation
+from draftkit.requests import DraftSampling
+from draftkit.results.cell import MeasuredTree
+from draftkit.results.record import Result, result_from
+from draftkit.results.recorded import paths_of, read_rounds
+from draftkit.results.settings import Settings
+
+EAGLE = "eagle:topk=4,depth=3,nodes=12"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    records = tmp_path_factory.mktemp("records") / "rounds.jsonl"
+    asked = Settings(max_new_tokens=16, concurrency=2, limit=3, repeats=0, device="cpu", tree=EAGLE)
+    return evaluate_draft("zoo:target", "zoo:eagle3", asked.sweep(temperature=(0.0, 1.0)), records=records), records
+
+
+@pytest.mark.slow
+def test_a_cell_says_what_tree_was_drafted(measured: tuple[Result, Path]) -> None:
+    result, _ = measured
+    for cell in result_from(result.to_dict(), Path("result.json")).cells:
+        assert cell.tree == MeasuredTree("eagle", EAGLE, 12, 3)
+        assert (cell.num_speculative_tokens, cell.draft_sampling, cell.verification) == (3, "greedy", "coupled")
+        assert cell.num_matching_prompts == cell.num_prompts, "the output is that of plain decoding, at T = 1 too"
+        assert cell.num_draft_tokens is not None
+        assert cell.num_drafts is not None
+        assert cell.num_draft_tokens == 12 * cell.num_drafts
+        assert len(cell.accepted_at) == 3
+        assert cell.acceptance_length is not None
+        assert cell.acceptance_length.mean == pytest.approx(1 + sum(cell.accepted_at))
+        for transcript in cell.samples or ():
+            assert all(len(round.drafted) <= 3 for round in transcript.rounds)
+    assert "with the tree eagle:topk=4" in result.verdicts[0].sentence
+    shown = Console(width=80, record=True, file=io.StringIO())
+    show_evaluation(shown, result, details=True)
+    text = shown.export_text()
+    assert "12 nodes" in text
+    assert "EAGLE's top_k=4, depth=2, total_token=13" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_rounds_are_recorded_as_paths(measured: tuple[Result, Path]) -> None:
+    _, path = measured
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rounds = read_rounds([path])
+    assert len(rounds) == len(lines)
+    for line, read in zip(lines, rounds, strict=True):
+        assert "proposal" not in line
+        assert (read.tree, read.drafted, line["drafted"]) == (EAGLE, 12, 12)
+        nodes = {tuple(path[:end]) for path in line["paths"] for end in range(1, len(path) + 1)}
+        assert len(nodes) == 12
+        assert 0 <= read.accepted <= 3
+
+
+def test_a_path_goes_from_the_root_to_a_leaf() -> None:
+    assert paths_of([5, 6, 7, 8], [0, 0, 1, 3]) == [[6], [5, 7, 8]]
+    assert paths_of([], []) == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"verification": "block"},
+        {"verification": "synthetic", "acceptance_rates": (2.0,)},
+        {"draft_sampling": DraftSampling(min_confidence=0.5)},
+        {"draft_sampling": DraftSampling("probabilistic")},
+        {"k_by_batch": {4: 2}},
+        {"disable_above_batch": 4},
+        {"tree": "oak"},
+    ],
+)
+def test_what_belongs_to_chains_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="tree"):
+        Settings(**({"tree": EAGLE} | keys))
+
+
+def test_k_is_the_depth_of_a_tree(draftkit: Command) -> None:
+    assert Settings(tree=EAGLE).num_speculative_tokens == 3
+    with pytest.raises(SettingError, match="K beside the tree"):
+        Settings(tree=EAGLE).sweep(k=(2, 4))
+    asked = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--tree", EAGLE)
+    outcome = draftkit(*asked, "--k", "3")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--k beside --tree" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_head_with_fewer_levels_is_refused() -> None:
+    with pytest.raises(DraftkitError, match="K = 8"):
+        evaluate_draft("zoo:target", "zoo:mlp-speculator", Settings(tree="eagle", limit=1, device="cpu"))
