@@ -7,6 +7,7 @@ likelier token, of equally likely ones the lower. B requests, W nodes of a front
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -139,23 +140,37 @@ class ChoicesGrowth(Growth):
 
     def children(self, values: Tensor, tokens: Tensor) -> Frontier:
         depth, children = len(self._levels) + 1, self._wanted
-        nodes, before = self.shape.level(depth), {path: i for i, path in enumerate(self.shape.inner(depth - 1))}
+        before, columns, inner = _static(self.shape, depth, values.device)
         values, tokens = _exactly(children, values, tokens)
         scores = values if self._scores is None else values + self._scores[:, :, None]
-        columns = tokens.new_tensor([before[path[:-1]] * children + path[-1] for path in nodes])
-        scores = scores.expand(-1, len(before), -1).flatten(1)[:, columns]
-        tokens = tokens.expand(-1, len(before), -1).flatten(1)[:, columns]
+        scores = scores.expand(-1, before, -1).flatten(1)[:, columns]
+        tokens = tokens.expand(-1, before, -1).flatten(1)[:, columns]
         self._levels.append(_Scored(tokens, tokens, scores))
-        inner = [i for i, path in enumerate(nodes) if path in set(self.shape.inner(depth))]
-        at = columns.new_tensor(inner, dtype=torch.int64)
-        self._scores = scores[:, at]
-        parents = (columns // children)[at].expand(len(tokens), -1)
-        return self._beside(tokens[:, at], parents, parents)
+        self._scores = scores[:, inner]
+        parents = (columns // children)[inner].expand(len(tokens), -1)
+        return self._beside(tokens[:, inner], parents, parents)
 
     def tree(self) -> Tree:
         tokens, _, scores = (torch.cat(columns, dim=1) for columns in zip(*self._levels, strict=True))
-        parents = tokens.new_tensor(self.shape.parents)
-        return Tree(tokens, torch.where(scores > -torch.inf, parents, -1))
+        return Tree(tokens, torch.where(scores > -torch.inf, _parents(self.shape, tokens.device), -1))
+
+
+@cache
+def _static(shape: Choices, depth: int, device: torch.device) -> tuple[int, Tensor, Tensor]:
+    """Of one level of a static tree: how many nodes were expanded for it, which of all their children its nodes are,
+    and which of these are expanded next. On the device from the first round on, so that no later one waits for it."""
+    nodes, before = shape.level(depth), {path: i for i, path in enumerate(shape.inner(depth - 1))}
+    children = max(path[-1] for path in nodes) + 1
+    columns = [before[path[:-1]] * children + path[-1] for path in nodes]
+    with_children = set(shape.inner(depth))
+    inner = [i for i, path in enumerate(nodes) if path in with_children]
+    return len(before), torch.tensor(columns, device=device), torch.tensor(inner, dtype=torch.int64, device=device)
+
+
+@cache
+def _parents(shape: Choices, device: torch.device) -> Tensor:
+    """The rows of the nodes' parents."""
+    return torch.tensor(shape.parents, device=device)
 
 
 def likeliest(logits: Tensor, count: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
-from draftkit.runtime.slot_rows import SlotRows
+from draftkit.runtime.slot_rows import Branches, SlotRows
 
 pytest.importorskip("triton")
 
@@ -364,3 +364,40 @@ def test_nothing_waits_for_the_device() -> None:
         batch.attend()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# Trees
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("chunk", [None, 8])
+@pytest.mark.parametrize(("rows", "most"), [(5, 5), (3, 9), (17, 40)])
+def test_rows_of_a_tree_see_what_branches_say(rows: int, most: int, window: int | None, chunk: int | None) -> None:
+    """The rows of a whole tree, and those of its last level; entries that belong to no path hold anything finite."""
+    generator = torch.Generator().manual_seed(rows)
+    visible = torch.rand(3, rows, most, generator=generator) < 0.5
+    visible[:, torch.arange(rows), torch.arange(most - rows, most)] = True
+    first = torch.tensor([[11], [300], [7]])
+    places = first + torch.randint(0, 4, (3, most), generator=generator)
+    slots, capacity = torch.tensor([2, 0, -1]), 360
+    query = torch.randn(3, 4, rows, 16, generator=generator)
+    keys, values = torch.randn(2, 3, 2, capacity, 16, generator=generator)
+    scoring = Scoring(0.25, window, chunk=chunk)
+    wanted = torch.zeros(3, 4, rows, 16, dtype=torch.float64)
+    for b, t in product(range(2), range(rows)):
+        row = int(places[b, most - rows + t])
+        begin = max(0 if window is None else row - window + 1, 0 if chunk is None else row // chunk * chunk)
+        seen = [entry for entry in range(int(first[b])) if entry >= begin]
+        seen += [int(first[b]) + m for m in range(most) if visible[b, t, m] and places[b, m] >= begin]
+        for head in range(4):
+            own_keys, own_values = (pool[slots[b], head // 2, seen].double() for pool in (keys, values))
+            weights = (own_keys @ query[b, head, t].double() * 0.25).softmax(0)
+            wanted[b, head, t] = weights @ own_values
+    branches = Branches(*(tensor.to(DEVICE) for tensor in (first, places, visible)))
+    tree = SlotRows(slots.to(DEVICE), branches.entries, branches=branches)
+    found = attend(query.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), tree, scoring)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-5, rtol=2e-5)
+    again = SlotRows(slots, branches.entries.cpu(), branches=Branches(first, places, visible))
+    reference = attend_reference(query, keys, values, again, scoring)
+    torch.testing.assert_close(reference.double(), wanted, atol=2e-5, rtol=2e-5)

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures.engines.drafter_cases import Case, requests, sampled, target
+from fixtures.engines.sampling_statistics import Bigrams, batch, fit, text_fit
+from torch import Tensor
 
 from draftkit.errors import SettingError
-from draftkit.requests import Request
+from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.growth import Growth
 from draftkit.runtime.records import Generation, Round
-from draftkit.runtime.tree import Tree, walk
-from draftkit.runtime.tree_kinds import Choices, read_tree
+from draftkit.runtime.tree import Tree, verify_tree, walk
+from draftkit.runtime.tree_kinds import Beam, Choices, read_tree
 from draftkit.targets.target import Target
 
 # --- The rule, against every outcome that there is (facts: worked examples)
@@ -69,6 +71,108 @@ def test_a_tree_of_two_levels_stands_with_the_probabilities_of_its_paths(
     inner = children[0]
     rows = [P0, *(P1[int(token)] for token in tree.tokens[0, :inner])]
     assert accepted(tree, rows + [(Fraction(1),)] * (tree.tokens.shape[1] - inner), 2) == length
+
+
+# --- The distribution of whole texts, over several rounds
+
+TEXTS, LENGTH, LIMIT, NOTICED = 20_000, 3, 1e-5, 1e-12
+SHAPES = {
+    "dynamic": Beam(2, 2, 3, 6),
+    "best first": Beam(5, 5, 2, 5),
+    "static": Choices(((0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0))),
+}
+
+
+def drawn_texts(model: Bigrams, shape: Beam | Choices, request: SamplingParameters) -> tuple[Tensor, float, float]:
+    """The first tokens of texts; and, a round, how many nodes stood and how many were expected to."""
+    rules = batch(request, TEXTS)
+    text = torch.zeros(TEXTS, LENGTH + shape.depth + 2, dtype=torch.int64)
+    filled, unfinished, sums = torch.ones(TEXTS, dtype=torch.int64), torch.arange(TEXTS), torch.zeros(3)
+    while len(unfinished):
+        start = filled[unfinished]
+        root = text[unfinished, start - 1]
+        growth = Growth.of(shape)
+        tokens = root[:, None]
+        for _ in range(shape.depth):
+            tokens = growth(model.draft[tokens]).tokens
+        tree = growth.tree()
+        logits = model.target[torch.cat((root[:, None], tree.tokens), dim=1)]
+        ancestors, active = tree.ancestors(shape.depth), torch.ones_like(root, dtype=torch.bool)
+        emitted, path = verify_tree(
+            tree, ancestors, logits, rules.take(unfinished), start, active, shape.depth, all_greedy=False
+        )
+        text[unfinished[:, None], start[:, None] + torch.arange(shape.depth + 1)] = emitted.tokens
+        filled[unfinished] = start + emitted.counts
+        expected = (emitted.expected * (path[:, :-1] >= 0)).sum()
+        sums += torch.stack([torch.tensor(float(len(start))), emitted.accepted.sum(), expected])
+        unfinished = unfinished[filled[unfinished] <= LENGTH]
+    rounds, stood, wanted = sums.tolist()
+    return text[:, 1 : LENGTH + 1], stood / rounds, wanted / rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("request_", [SamplingParameters(1.0), SamplingParameters(1.3, top_k=4, top_p=0.9)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_trees_leave_the_targets_distribution(name: str, request_: SamplingParameters) -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(5, 5, generator=generator) * 1.5
+    model = Bigrams(logits, logits + torch.randn(5, 5, generator=generator))
+    tokens, stood, expected = drawn_texts(model, SHAPES[name], request_)
+    assert text_fit(tokens, model.distribution(request_, LENGTH), 5) > LIMIT
+    assert stood == pytest.approx(expected, abs=0.02)
+    assert stood > 0.5
+
+
+def ratio_on_chosen(uniforms: Tensor) -> Tensor:
+    """The draft's two likeliest tokens, tried as if they had been drawn from it."""
+    return tried(torch.tensor([2, 3]).expand(len(uniforms), -1), uniforms, renormalized=False)
+
+
+def not_renormalized(uniforms: Tensor) -> Tensor:
+    """Drawn without replacement, and tried as if each had been drawn from all."""
+    q = torch.tensor(Q).expand(len(uniforms), -1)
+    return tried(q.multinomial(2, generator=torch.Generator().manual_seed(1)), uniforms, renormalized=False)
+
+
+def renormalized(uniforms: Tensor) -> Tensor:
+    """Sequoia's rule, which is right."""
+    q = torch.tensor(Q).expand(len(uniforms), -1)
+    return tried(q.multinomial(2, generator=torch.Generator().manual_seed(1)), uniforms, renormalized=True)
+
+
+def tried(children: Tensor, uniforms: Tensor, *, renormalized: bool) -> Tensor:
+    """Children one after another, by the ratio test; the token that comes out."""
+    p = torch.tensor([float(x) for x in P]).expand(len(uniforms), -1)
+    q = torch.tensor(Q).expand(len(uniforms), -1)
+    out = torch.full_like(children[:, 0], -1)
+    for step, child in enumerate(children.unbind(1)):
+        stands = uniforms[:, step] * q.gather(1, child[:, None])[:, 0] < p.gather(1, child[:, None])[:, 0]
+        out = torch.where((out < 0) & stands, child, out)
+        p = (p - q).clamp(min=0)
+        p = p / p.sum(1, keepdim=True)
+        if renormalized:
+            q = q.scatter(1, child[:, None], 0.0)
+            q = q / q.sum(1, keepdim=True)
+    last = p.multinomial(1, generator=torch.Generator().manual_seed(2))[:, 0]
+    return torch.where(out < 0, last, out)
+
+
+def twice_the_same(uniforms: Tensor) -> Tensor:
+    """One coin against the sum over children, of which two are the same token."""
+    p = torch.tensor([float(x) for x in P])
+    rest = p.clone()
+    rest[2] = 0
+    other = rest.expand(len(uniforms), -1).multinomial(1, generator=torch.Generator().manual_seed(2))[:, 0]
+    return torch.where(uniforms[:, 0] < 2 * p[2], 2, other)
+
+
+def test_wrong_rules_would_be_noticed() -> None:
+    """And a right one of the same kind is not. The second is so close to right that it takes a million draws."""
+    uniforms = torch.rand(1_000_000, 2, generator=torch.Generator().manual_seed(0))
+    exact = torch.tensor([float(x) for x in P])
+    for rule in (ratio_on_chosen, not_renormalized, twice_the_same):
+        assert fit(torch.bincount(rule(uniforms), minlength=4), exact) < NOTICED, rule
+    assert fit(torch.bincount(renormalized(uniforms), minlength=4), exact) > LIMIT
 
 
 # --- Shapes as `--tree` takes them

@@ -139,8 +139,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     out = query.new_empty(batch, count, heads, width)
     partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
     masses = query.new_empty(batch, heads, count, splits, dtype=torch.float32)
-    seen = scoring.window, scoring.chunk
-    arguments = rows.slots, rows.positions, capacity, fill, *seen, scoring.sinks, out, partial, masses
+    tree = _tree_of(rows, scoring)
+    arguments = rows.slots, *tree, capacity, fill, scoring.window, scoring.chunk, scoring.sinks, out, partial, masses
     sizes = _sizes(query, keys, values)
     scale, cap = scoring.scaling * _LOG2_E, None
     if scoring.softcap is not None:
@@ -171,6 +171,15 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
             *arguments, splits, **sizes, BLOCK=_JOINED, num_warps=4, enable_fp_fusion=True
         )
     return out.transpose(1, 2)
+
+
+def _tree_of(rows: SlotRows, scoring: Scoring) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+    """The places of rows; of a tree, where its entries begin, which of them each row sees, and how many there are."""
+    branches = rows.branches
+    if branches is None:
+        return rows.positions, None, None, 0
+    seen = rows.seen(scoring.window, scoring.chunk).contiguous()
+    return branches.of_rows.contiguous(), branches.first.contiguous(), seen, seen.shape[2]
 
 
 def _tiles(rows: int, width: int, query: Tensor) -> tuple[int, int]:
@@ -232,10 +241,13 @@ def _device(device: torch.device) -> _Device:
     return _Device(properties.multi_processor_count, shared, 3 if shared >= 160 << 10 else 2)
 
 
-@jit(varying=("capacity", "fill"))
+@jit(varying=("newest", "capacity", "fill"))
 def _attention_kernel(
     slots: tl.tensor,
     positions: tl.tensor,
+    roots: tl.tensor,
+    seen: tl.tensor,
+    newest: tl.tensor,
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
@@ -275,7 +287,9 @@ def _attention_kernel(
 ) -> None:
     """One program per split, tile of query rows, and sequence.
 
-    A sequence in one split is finished here; otherwise each split leaves its own result and the mass, in powers of 2,
+    Of a tree, `positions` are places, whose entries begin at `roots`; an entry lies at its place or beyond, so that a
+    window and a chunk, which `seen` respects, leave out too little of it at most. A sequence in one split is finished
+    here; otherwise each split leaves its own result and the mass, in powers of 2,
     that it stands for. WIDEN: products in float32, because the interpreter has no bfloat16.
     """
     split = tl.program_id(0)
@@ -283,7 +297,20 @@ def _attention_kernel(
     group = tl.program_id(1) // tiles
     sequence = tl.program_id(2).to(tl.int64)
     first, end, size = _span(
-        slots, positions, capacity, fill, window, chunk, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+        slots,
+        positions,
+        roots,
+        newest,
+        capacity,
+        fill,
+        window,
+        chunk,
+        sequence,
+        ROWS,
+        BLOCK_N,
+        BLOCK_ROWS,
+        SHORTEST,
+        LONGEST,
     )
     splits = tl.cdiv(end - first, size)
     if split >= tl.maximum(splits, 1):
@@ -319,7 +346,12 @@ def _attention_kernel(
         if cap is not None:
             scores = cap * _tanh(scores)
         visible = stored & (position[:, None] >= 0)
-        if not BIDIRECTIONAL:
+        if roots is not None:
+            at = n - tl.load(roots + sequence).to(tl.int32)
+            own = seen + ((sequence * ROWS + row) * newest)[:, None] + at[None, :]
+            among = (at >= 0) & (at < newest)
+            visible &= (at < 0)[None, :] | (tl.load(own, mask=inside[:, None] & among[None, :], other=0) != 0)
+        elif not BIDIRECTIONAL:
             visible &= n <= position[:, None]
         if window is not None:
             if ANCHORED:
@@ -353,10 +385,13 @@ def _attention_kernel(
         tl.store(partial + at[:, None] * E + e, result, mask=held)
 
 
-@jit(varying=("capacity", "fill", "allocated"))
+@jit(varying=("newest", "capacity", "fill", "allocated"))
 def _join_kernel(
     slots: tl.tensor,
     positions: tl.tensor,
+    roots: tl.tensor,
+    seen: tl.tensor,
+    newest: tl.tensor,
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
@@ -383,7 +418,20 @@ def _join_kernel(
     head = index // ROWS % HEADS
     sequence = index // (ROWS * HEADS)
     first, end, size = _span(
-        slots, positions, capacity, fill, window, chunk, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+        slots,
+        positions,
+        roots,
+        newest,
+        capacity,
+        fill,
+        window,
+        chunk,
+        sequence,
+        ROWS,
+        BLOCK_N,
+        BLOCK_ROWS,
+        SHORTEST,
+        LONGEST,
     )
     splits = tl.cdiv(end - first, size)
     if splits <= 1:
@@ -415,6 +463,8 @@ def _join_kernel(
 def _span(
     slots: tl.tensor,
     positions: tl.tensor,
+    roots: tl.tensor,
+    newest: tl.tensor,
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
@@ -429,7 +479,10 @@ def _span(
     """The first entry that a row of the sequence sees, the end of what they see, and how many go into one split."""
     row = tl.arange(0, BLOCK_ROWS)
     position = tl.load(positions + sequence * ROWS + row, mask=row < ROWS, other=-1).to(tl.int32)
-    end = tl.minimum(tl.max(position, axis=0) + 1, capacity)
+    end = tl.max(position, axis=0) + 1
+    if roots is not None:
+        end = tl.load(roots + sequence).to(tl.int32) + newest
+    end = tl.minimum(end, capacity)
     end = tl.where(tl.load(slots + sequence) < 0, 0, end)
     first = end * 0
     lowest = tl.min(tl.where(position < 0, end, position), axis=0)
