@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# What Python compiles is kept: each worker, and each command that a test runs, would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test quick test-long lint format docs bench browser compile-gpu
 
 demo: $(VENV)/installed
