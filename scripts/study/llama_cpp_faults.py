@@ -10,7 +10,7 @@ the matrices of draft and target in several types, each draft with the target in
 in float32; intervals are by bootstrap over prompts. With llama.cpp's own program, k-quants too: rows that are no
 multiple of 256 numbers, as 192 are, it stores in Q5_0 or Q8_0; `--wide` measures a tiny random target all of whose rows
 are such, and which is its own draft: all that is lost is lost by rounding. Both are built as
-`scripts/check/llama_cpp.py` says.
+`scripts/check/llama_cpp/` says.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.loading import open_target
 from draftkit.requests import Request
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
-from scripts.check._llama_cpp_blocks import save_target
-from scripts.check._llama_cpp_heads import requests
+from scripts.check.llama_cpp.blocks import save_target
+from scripts.check.llama_cpp.heads import requests
 
 Tensors = dict[str, TensorHandle]
 Change = Callable[[Tensors], Mapping[str, TensorHandle]]

@@ -25,7 +25,10 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
         ),
         ((*CONVERT, "--set", "rope_theta=abc"), ["--set rope_theta: 'abc' is not a number"]),
         ((*CONVERT, "--from", "eagel"), ["there is no format eagel, did you mean eagle?"]),
-        ((*CONVERT, "--from", "dflash"), ["the format eagle3, and cannot be read as dflash", "next: leave out --from dflash"]),
+        (
+            (*CONVERT, "--from", "dflash"),
+            ["the format eagle3, and cannot be read as dflash", "next: leave out --from dflash"],
+        ),
         (
             ("convert", "zoo:target", "OUT", "--part", "mtp"),
             ["there are no multi-token prediction heads in zoo:target"],

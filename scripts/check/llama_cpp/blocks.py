@@ -1,4 +1,4 @@
-"""Block drafters of tiny targets for `llama_cpp.py`. They know some answers by heart, so that drafts stand."""
+"""Block drafters of tiny targets. They know some answers by heart, so that drafts stand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 from draftkit.train.recipes.recipe import Origin
-from scripts.check._llama_cpp_heads import plain
+from scripts.check.llama_cpp.heads import plain
 
 
 class Choosing(DFlash2):

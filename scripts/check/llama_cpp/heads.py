@@ -1,4 +1,4 @@
-"""Multi-token prediction heads of tiny targets for `llama_cpp.py`: made, and drafted with as llama.cpp does.
+"""Multi-token prediction heads of tiny targets: made, and drafted with as llama.cpp does.
 
 Of each kind of target a random one, with a head that knows some of its answers by heart, so that drafts are accepted.
 """

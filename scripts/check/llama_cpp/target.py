@@ -1,6 +1,6 @@
 """A target's folder to GGUF by llama.cpp's own converter, whatever its tokenizer.
 
-`python -m scripts.check._llama_cpp_target --llama-cpp SOURCE FOLDER OUT.gguf [--mtp | --no-mtp]`
+`python -m scripts.check.llama_cpp.target --llama-cpp SOURCE FOLDER OUT.gguf [--mtp | --no-mtp]`
 
 The converter refuses tokenizers that it does not know by the hash of a text; the tokenizer's keys are draftkit's here,
 and everything else is the converter's. `SOURCE` is llama.cpp's source; sentencepiece must be installed.
