@@ -246,7 +246,7 @@ def options() -> Iterator[Row]:
     from draftkit.cli import app
 
     command = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
-    yield Row("options of eval", sum(parameter.name != "help" for parameter in command.params), 28)
+    yield Row("options of eval", sum(parameter.name != "help" for parameter in command.params), 35)
 
 
 PARTS: tuple[Callable[[], Iterator[Row]], ...] = (sizes, functions, folders, circles, engine_names, commands, options)
