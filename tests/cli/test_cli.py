@@ -417,6 +417,7 @@ def test_a_checkpoint_of_another_family_than_from_says_what_it_looks_like(
     assert f"looks like EAGLE-3 (SafeAILab layout), the format eagle3, and cannot be read as {named}" in ran.err
 
 
+@pytest.mark.slow
 def test_inspect_says_what_else_draftkit_has_written(draftkit: Command, tmp_path: Path) -> None:
     result, samples, run = tmp_path / "result.json", tmp_path / "samples.jsonl", tmp_path / "run"
     write(result, cell("draft"))

@@ -113,6 +113,7 @@ def test_set_needs_a_fact_and_a_value(draftkit: Command, eagle3: str, target: Pa
     assert "--set NAME=VALUE" in ran.err
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["hidden_act", "feedback", "embed_tokens"]), st.text(max_size=8))
 def test_overrides_never_give_an_ill_typed_spec(name: str, text: str) -> None:
     try:

@@ -136,6 +136,7 @@ def kills(run: Run, out: Path, *options: str, every: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_new_output_is_whole_or_not_there(every: int, run: Run, new: Content, tmp_path: Path) -> None:
     out = tmp_path / "parent" / "out"

@@ -566,6 +566,7 @@ def test_a_broken_vocabulary_map_is_found(
 # The commands.
 
 
+@pytest.mark.slow
 def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "data.jsonl"
     rows.write_text(json.dumps({"messages": LONG}) + "\n" + json.dumps({"prompt": "q"}))

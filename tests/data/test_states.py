@@ -465,6 +465,7 @@ def test_a_disk_that_is_too_small_is_known_before(data: Path, folder: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path) -> None:
     command = ("data", "states", data, tmp_path / "out", "--target", folder, "--layers", "2,5", "--encoding", "int8")
     dry = draftkit(*command, "--dry-run", "--json")

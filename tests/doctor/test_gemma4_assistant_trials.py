@@ -58,6 +58,7 @@ def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
     assert remedied == sound != spoiled
 
 
+@pytest.mark.slow
 def test_without_centroids_every_token_has_a_logit(patient: Patient) -> None:
     trial = with_facts(patient, "", num_centroids=0, selected_centroids=0)
     assert not trial.overrides  # it takes the tensors away too

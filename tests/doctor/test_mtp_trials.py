@@ -114,6 +114,7 @@ def test_swapped_norms_are_put_right(patient: Patient) -> None:
     assert "were swapped: put the original head back" in remedy.advice
 
 
+@pytest.mark.slow
 def test_which_module_drafts_is_tried(tmp_path: Path, patient: Patient) -> None:
     assert trials("modules", patient) == []
     folder = save_with_head("glm4_moe", tmp_path, 2).folder

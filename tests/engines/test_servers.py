@@ -209,6 +209,7 @@ def test_kinds_are_found_by_being_there() -> None:
     assert found.items() >= {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt-llm"}.items()
 
 
+@pytest.mark.slow
 def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
     with SpeakingServer("sglang", simulated(K), K) as server:
         ran = draftkit(

@@ -211,6 +211,7 @@ def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(falcon: Path
     assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
 
 
+@pytest.mark.slow
 def test_eval_falls_back_to_a_vllm_that_is_there(
     falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command, tmp_path: Path
 ) -> None:
@@ -459,6 +460,7 @@ def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journ
     assert (done, length) == (total, cell.acceptance_length.mean)
 
 
+@pytest.mark.slow
 def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], Settings(limit=1, max_new_tokens=4, repeats=0))
     (own,) = result.cells

@@ -96,10 +96,12 @@ def test_zoo_drafts_reach_their_acceptance_length() -> None:
         assert measured[f"zoo:{name}"] >= 1.5
 
 
+@pytest.mark.slow
 def test_output_equals_plain_greedy_decoding() -> None:
     assert all(cell.matches_greedy for cell in zoo_result().cells)
 
 
+@pytest.mark.slow
 def test_result_has_the_documented_fields() -> None:
     result = zoo_result()
     assert result.to_dict()["schema"] == 1
@@ -117,6 +119,7 @@ def test_result_has_the_documented_fields() -> None:
         assert name in result.provenance
 
 
+@pytest.mark.slow
 def test_a_result_reads_back_as_it_was_made() -> None:
     result = zoo_result()
     stored = json.loads(result_json(result.to_dict()))
@@ -124,6 +127,7 @@ def test_a_result_reads_back_as_it_was_made() -> None:
     assert result_from(stored, Path("result.json")) == replace(result, path="result.json", provenance=named)
 
 
+@pytest.mark.slow
 def test_samples_spell_the_output() -> None:
     cell = zoo_result().cells[0]
     for sample in cell.samples:
@@ -162,6 +166,7 @@ def test_synthetic_acceptance_has_the_length_asked_for() -> None:
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
+@pytest.mark.slow
 def test_latencies_are_consistent() -> None:
     """Gaps between chunks carry as many tokens as rounds emit, so their ratio to the time per token is about that."""
     cell = zoo_result().cells[0]

@@ -169,6 +169,7 @@ def test_the_package_is_named_where_it_is_missing(
         locate(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_vllm_refuses_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     command = ("eval", "--target", files["F16"], "--draft", "zoo:eagle3", "--engine", "vllm")
     outcome = draftkit(*command, "--vllm-python", sys.executable)

@@ -64,6 +64,7 @@ def test_one_sequence_stops_drafting_where_a_whole_draft_does_not_fit(
     assert all(r.accepted == 0 for r in stopped.rounds if r.beyond)  # token 0 is none of the text
 
 
+@pytest.mark.slow
 def test_a_long_sequence_stops_drafting_for_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     free = generate(limited("pard", None, monkeypatch), slots=3)
     longest = max(len(g.request.prompt) for g in free)

@@ -181,6 +181,7 @@ def test_a_planted_bug_is_found(
         assert found.first_bug.margin > found.noise.floor
 
 
+@pytest.mark.slow
 def test_an_anchor_that_is_stored_too_early_is_found() -> None:
     """Its tokens lie below the best; where rejected rows hold NaN, the engine reads it."""
     pair = pico_pair(noise=0.1)
