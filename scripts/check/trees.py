@@ -78,7 +78,7 @@ def goes_on(target: PreTrainedModel, text: Sequence[int], request: Request) -> b
     return len(answer) < request.max_new_tokens and target.config.eos_token_id not in answer
 
 
-LAYERS = (2, 5, 7)  # of EAGLE-3: the third, the middle and the third from the end of ten
+LAYERS: tuple[int, ...] = (2, 5, 7)  # of EAGLE-3: the third, the middle and the third from the end of ten
 
 
 @torch.no_grad()
