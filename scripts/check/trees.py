@@ -59,7 +59,14 @@ def plain_target() -> PreTrainedModel:
     return model.eval()
 
 
-def scored(model: PreTrainedModel, text: Sequence[int], nodes: Tensor, mask: Tensor, depth: Tensor) -> tuple[Any, Any]:
+def scored(
+    model: PreTrainedModel,
+    text: Sequence[int],
+    nodes: Tensor,
+    mask: Tensor,
+    depth: Tensor,
+    layers: Sequence[int],
+) -> tuple[Tensor, Tensor]:
     """Logits and states of the tree's rows, root first, after all of `text` but its newest token: no cache."""
     known, rows = len(text) - 1, len(nodes)
     seen = torch.ones(known + rows, known + rows).tril().bool()
@@ -68,7 +75,7 @@ def scored(model: PreTrainedModel, text: Sequence[int], nodes: Tensor, mask: Ten
     ids = torch.cat((torch.tensor(text[:known], dtype=torch.int64), nodes))[None]
     places = torch.cat((torch.arange(known), known + depth))[None]
     out = model(input_ids=ids, position_ids=places, attention_mask=bias, use_cache=False, output_hidden_states=True)
-    states = torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1)
+    states = torch.cat([out.hidden_states[layer] for layer in layers], dim=-1)
     return out.logits[0, known:], states[0]
 
 
@@ -107,7 +114,7 @@ def eagle_rounds(clone: Path, requests: Sequence[Request], k: int, depth: int, n
         rounds: list[ReferenceRound] = []
         while goes_on(target, text, request):
             tokens, paths, mask, places = draft.topK_genrate(features, torch.tensor([text]), None, None)
-            logits, states = scored(target, text, tokens[0], mask[0, 0], places)
+            logits, states = scored(target, text, tokens[0], mask[0, 0], places, LAYERS)
             candidates = torch.cat((tokens[0], torch.tensor([-1])))[paths]
             best, count, after = evaluate_posterior(logits[paths], candidates, None)
             path = paths[best, : int(count) + 1]
@@ -164,25 +171,13 @@ def ddtree_rounds(clone: Path, requests: Sequence[Request], depth: int, nodes: i
             tokens, depths, parents, children, visible, _ = ddtree.build_ddtree_tree(torch.cat(heard), nodes)
             rows = torch.cat((torch.tensor(text[-1:]), tokens))
             places = torch.cat((torch.zeros(1, dtype=torch.int64), depths))
-            logits, states = scored_at(target, text, rows, visible, places, layers)
+            logits, states = scored(target, text, rows, visible, places, layers)
             path, after = ddtree.follow_verified_tree(children, logits.argmax(-1)[None])
             rounds.append(ReferenceRound(tokens.tolist(), [int(parent) for parent in parents[1:]], len(path) - 1))
             features = states[len(text) - 1 :][path][None]
             added = [*rows[path[1:]].tolist(), after]
             text += added
         yield rounds
-
-
-def scored_at(
-    model: PreTrainedModel, text: Sequence[int], rows: Tensor, mask: Tensor, places: Tensor, layers: tuple[int, ...]
-) -> tuple[Any, Any]:
-    """`scored` with the states of other layers."""
-    global LAYERS
-    before, LAYERS = LAYERS, layers
-    try:
-        return scored(model, text, rows, mask, places)
-    finally:
-        LAYERS = before
 
 
 def named(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
