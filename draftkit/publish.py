@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftkit.engines.serving import refusal_notes
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
@@ -156,7 +157,8 @@ def plan_push(
             "--results FILE",
             hint="measure it first, or push with --allow-unmeasured",
         )
-    return Publication(repo, files, _left_out(folder, files), text, num_results, tuple(method_note(draft.spec)))
+    notes = (*refusal_notes(draft.spec), *method_note(draft.spec))
+    return Publication(repo, files, _left_out(folder, files), text, num_results, notes)
 
 
 def upload_draft(publication: Publication, *, private: bool = False, revision: str | None = None) -> Uploaded:

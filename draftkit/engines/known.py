@@ -45,6 +45,11 @@ def asked(engine: str) -> Sequence[Release]:
     return known()[engine] if here is None else (here,)
 
 
+def chosen() -> Release | None:
+    """The release that a user asks for, if any."""
+    return _ASKED.get()
+
+
 @contextmanager
 def speaking_of(name: str | None) -> Iterator[None]:
     """Speak of one release within the body, as `vllm==0.33`. Raises `DraftkitError` for one that has no table."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftkit import zoo
 from draftkit.engines import llama_cpp, sglang, speculators, transformers
+from draftkit.engines.known import chosen
 from draftkit.engines.releases import told
 from draftkit.engines.vllm import serve as vllm
 from draftkit.engines.vllm.accepts import ENGINE, LAYOUTS, verdicts
@@ -14,6 +15,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import HeadKind
 from draftkit.layout.spec import DraftSpec
 
+ENGINES = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}  # each with `loads` and `serve_command`
 TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was trained for
 
 
@@ -36,10 +38,9 @@ def serve_commands(
     tokens = k or stated_tokens(draft) or draft.spec.architecture.usual_tokens
     if local:
         target, folder = local_name(target), Path(folder).absolute()
-    engines = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}
     return {
         name: engine.serve_command(draft.spec, target, folder, tokens, layout)
-        for name, engine in engines.items()
+        for name, engine in ENGINES.items()
         if engine.loads(draft.spec, layout)
     }
 
@@ -50,15 +51,32 @@ def serving_notes(draft: Draft, target: str) -> list[str]:
         return []
     return [
         f"vLLM: {serve_commands(draft, draft.path, target=target, local=True)['vLLM']}",
+        *refusal_notes(draft.spec),
         *vllm.method_note(draft.spec),
     ]
 
 
 def release_notes(spec: DraftSpec, layout: str = "unified") -> list[str]:
     """What the releases of which is spoken do with a draft's folder in a layout, a line for each engine that loads such
-    folders, and what to do where one has dropped such drafts."""
-    found = [told(each) for each in (sglang.verdicts(spec, layout),) if each]
-    return [*vllm.release_notes(spec, layout), *found]
+    folders, and what to do where one has dropped such drafts. Of one that is asked for and loads no such folder, which
+    it does load."""
+    found = [*vllm.release_notes(spec, layout), *(told(each) for each in (sglang.verdicts(spec, layout),) if each)]
+    release = chosen()
+    if found or release is None:
+        return found
+    others = [name for name in ("unified", sglang.layout_of(spec), "gguf") if _loads(release.engine, spec, name)]
+    instead = f", but one of convert --to {others[0]}" if others else ""
+    return [f"{release}: loads no folder in the layout {layout} of such a draft{instead}"]
+
+
+def refusal_notes(spec: DraftSpec) -> list[str]:
+    """The lines of `release_notes` of a unified folder where a release does not run its draft; else none."""
+    running = all(row["runs"] for rows in answers(spec).values() for row in rows)
+    return [] if running else release_notes(spec)
+
+
+def _loads(engine: str, spec: DraftSpec, layout: str) -> bool:
+    return engine in ENGINES and ENGINES[engine].loads(spec, layout)
 
 
 def serve_notes(spec: DraftSpec, layout: str = "unified") -> list[str]:

@@ -11,10 +11,15 @@ import torch
 from conftest import Command
 from fixtures.checkpoints import pico
 
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
 from draftkit.engines import known
 from draftkit.engines.releases import Release, has, lacks
 from draftkit.engines.vllm import releases as vllm
+from draftkit.engines.vllm.accepts import check_verification
 from draftkit.errors import DraftkitError
+from draftkit.loading import open_draft
+from draftkit.results.cell import Cell, Interval
 
 NEWEST, *OLDER = vllm.RELEASES
 
@@ -109,6 +114,45 @@ def test_a_kind_that_a_release_loads_as_it_is_is_told_by_release(
     assert f"vLLM ≥ {NEWEST.number} loads such drafts" in draftkit("inspect", tmp_path).err
     older = draftkit("inspect", tmp_path, "--for", f"vllm=={OLDER[0].number}").err
     assert f"vLLM {OLDER[0].number} has no class for it" in " ".join(older.split())
+
+
+@pytest.mark.parametrize("name", ["fly", "synthetic"])
+def test_lossy_verification_is_named(name: str) -> None:
+    with pytest.raises(DraftkitError, match=f"rejection_sample_method {name} is lossy"):
+        check_verification(name)
+    check_verification("block")
+    check_verification(None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_result_of_a_selector_says_whose_noise_it_has(temperature: float) -> None:
+    measured = Cell(
+        target="t", draft="d", num_speculative_tokens=4, temperature=temperature, concurrency=1, num_prompts=20,
+        method="dflash2", engine="vllm", acceptance_length=Interval(3.0, 2.5, 3.5, 20),
+    )  # fmt: skip
+    for release, other in ((NEWEST, OLDER[0]), (OLDER[0], NEWEST)):
+        read = replace(measured, engine_version=f"{release.number}.0")
+        found = [one for one in findings(Evidence(cell=read), "measurement") if one.name == "other-noise"]
+        assert [f"{release} has drawn" in one.message and str(other) in one.message for one in found] == (
+            [True] if temperature else []
+        )
+
+
+@pytest.mark.parametrize(("excluded", "told"), [(["*q_proj", "*k_proj", "*v_proj"], True), (["*qkv_proj"], False)])
+def test_parts_that_a_release_does_not_find_are_told(excluded: list[str], told: bool) -> None:
+    with open_draft("zoo:dflash", "zoo:target") as draft:
+        config = {"quantization_config": {"quant_method": "modelopt", "ignore": excluded}}
+        evidence = replace(Evidence.of_draft(draft), config=config)
+        found = [one for one in findings(evidence, "served") if one.name == "parts-left-unquantized"]
+        assert [str(OLDER[0]) in one.message for one in found] == ([True] if told else [])
+        with known.speaking_of(f"vllm=={NEWEST.number}"):
+            assert not [one for one in findings(evidence, "served") if one.name == "parts-left-unquantized"]
+
+
+def test_an_engine_that_loads_another_layout_says_which(tmp_path: Path, draftkit: Command) -> None:
+    name = next(name for name in known.names() if name.startswith("sglang"))
+    out = draftkit("convert", "zoo:dspark", tmp_path / "out", "--dry-run", "--target", "zoo:target", "--for", name).out
+    assert "loads no folder in the layout unified of such a draft, but one of convert --to deepspec" in out
 
 
 def test_json_says_what_each_release_does(tmp_path: Path, draftkit: Command) -> None:

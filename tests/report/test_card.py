@@ -19,6 +19,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
+from draftkit.engines import sglang
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
 from draftkit.layout.digest import draft_sha256
@@ -307,7 +308,7 @@ def test_a_card_for_every_method(name: str, tmp_path: Path) -> None:
     assert f"| method | {spec.method} |" in text
     assert ("vllm serve" in text) == (refusal_by_vllm(spec) is None)
     assert ("vLLM refuses it" in text) == (refusal_by_vllm(spec) is not None)
-    assert ("sglang.launch_server" in text) == (spec.method in ("eagle", "eagle3", "draft-model"))
+    assert ("sglang.launch_server" in text) == sglang.serves(spec)
 
 
 def test_the_card_that_is_checked_in(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftkit.engines.known import asked, known
 from draftkit.engines.releases import Entry, Release, Verdict, against, verdict
-from draftkit.errors import TargetError
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.spec import DraftSpec
 
@@ -43,6 +43,16 @@ def check_target(folder: Path) -> None:
             f"{ENGINE} does not load GGUF files",
             where=file,
             hint="leave vLLM out, or pass the folder or Hub id of the model that the file was made from",
+        )
+
+
+def check_verification(name: object) -> None:
+    """Raise `DraftkitError` for a way to accept draft tokens whose output is not drawn as the target's is."""
+    rows = (release.verifications.get(str(name)) for release in known()[ENGINE])
+    if (lossy := next((row for row in rows if row is not None and row.lossy), None)) is not None:
+        raise DraftkitError(
+            f"rejection_sample_method {name} is lossy: {lossy.when}, and the output is not the target's",
+            hint="leave it out; --set verification=block accepts more than the usual one, and nothing is lost",
         )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from draftkit.engines.known import known, numbered
+from draftkit.engines.known import numbered
 from draftkit.engines.records import Answer, Counters, DraftCounts, Token
 from draftkit.engines.releases import Release
-from draftkit.engines.vllm.accepts import ENGINE, check_target, refusal_by_vllm, verdicts
+from draftkit.engines.vllm.accepts import ENGINE, check_target, check_verification, refusal_by_vllm, verdicts
 from draftkit.engines.vllm.client import sampling_fields, warm_up
 from draftkit.engines.vllm.process import check_python, find_python, read_metrics, vllm_process
 from draftkit.engines.vllm.serve import speculative_config
@@ -49,7 +49,8 @@ class VllmEngine(BaseEngine):
         super().check(job)
         VLLM.check(job.sweep)
         check_target(job.opened_target.config_folder)
-        _refuse_lossy(self.settings)
+        stated = self.settings.engine_arguments.get("speculative_config")
+        check_verification(stated.get("rejection_sample_method") if isinstance(stated, Mapping) else None)
         version = check_python(self.settings.python)
         self.release = None if version is None else numbered(ENGINE, version)
         self.drafts = {source: _served(opened, self.release) for source, opened in job.opened.items()}
@@ -130,18 +131,6 @@ def _served(opened: OpenedDraft, release: Release | None) -> Draft:
             problem = f"{release} is installed and does not run this draft: {found.sentence}"
             raise DraftkitError(problem, where=draft.path, hint=found.instead or None)
     return draft
-
-
-def _refuse_lossy(settings: VllmSettings) -> None:
-    """Raise `DraftkitError` for a way to accept draft tokens whose output is not drawn as the target's is."""
-    stated = settings.engine_arguments.get("speculative_config")
-    name = stated.get("rejection_sample_method") if isinstance(stated, Mapping) else None
-    rows = [row for release in known()[ENGINE] if (row := release.verifications.get(str(name))) is not None]
-    if any(row.lossy for row in rows):
-        raise DraftkitError(
-            f"rejection_sample_method {name} is lossy: {rows[0].when}, and the output is not the target's",
-            hint="leave it out; --set verification=block accepts more, and nothing is lost",
-        )
 
 
 def _drawing(settings: Settings) -> dict[str, object]:

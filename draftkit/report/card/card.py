@@ -13,7 +13,7 @@ from typing import Any
 from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.convert.destinations import remedy_for_vllm
 from draftkit.engines import sglang
-from draftkit.engines.serving import most_tokens, serve_commands
+from draftkit.engines.serving import most_tokens, refusal_notes, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, command
@@ -236,7 +236,7 @@ def _commands(given: CardInput) -> dict[str, str]:
 def _serving_notes(draft: Draft) -> list[str]:
     reason, remedy = refusal_by_vllm(draft.spec), remedy_for_vllm(draft.spec)
     if reason is None:
-        return method_note(draft.spec)
+        return [*refusal_notes(draft.spec), *method_note(draft.spec)]
     instead = f" But {remedy}." if remedy else ""
     return [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}.{instead}"]
 
