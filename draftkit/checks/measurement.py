@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from draftkit.checks.evidence import Asked
 from draftkit.checks.registry import check
-from draftkit.engines.known import known, numbered
+from draftkit.engines.known import chosen, known, numbered
+from draftkit.engines.serving import refusal_notes
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.spec import DraftSpec
 from draftkit.results.cell import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
@@ -55,6 +57,13 @@ def other_noise(cell: Cell) -> Iterator[Finding]:
             "figures of dflash2 drafts within one of them",
             source="vLLM v1/worker/gpu/spec_decode/dflash2/speculator.py",
         )
+
+
+@check
+def not_served(spec: DraftSpec) -> Iterator[Finding]:
+    """A draft that the release that is asked for does not serve as it lies."""
+    if chosen() is not None and (notes := refusal_notes(spec)):
+        yield Finding("not-served", "warning", notes[0], fix="; ".join(notes[1:]), source="tables of releases")
 
 
 @check

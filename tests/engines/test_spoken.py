@@ -138,6 +138,16 @@ def test_a_result_of_a_selector_says_whose_noise_it_has(temperature: float) -> N
         )
 
 
+def test_a_measurement_says_whether_the_release_asked_for_serves_the_draft() -> None:
+    with open_draft("zoo:mlp-speculator", "zoo:target") as draft:
+        evidence = Evidence.of_draft(draft)
+        assert not findings(evidence, "measurement")
+        with known.speaking_of(f"vllm=={NEWEST.number}"):
+            (found,) = findings(evidence, "measurement")
+        assert found.message == f"{NEWEST}: no, it has no proposer for mlp-speculator drafts"
+        assert "draftkit train" in found.fix
+
+
 @pytest.mark.parametrize(("excluded", "told"), [(["*q_proj", "*k_proj", "*v_proj"], True), (["*qkv_proj"], False)])
 def test_parts_that_a_release_does_not_find_are_told(excluded: list[str], told: bool) -> None:
     with open_draft("zoo:dflash", "zoo:target") as draft:
