@@ -55,7 +55,7 @@ def speculative_config(
     return {_called(release, name): value for name, value in config.items()}
 
 
-def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int, layout: str) -> str:
+def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int, layout: str = "unified") -> str:
     """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
     target = "TARGET" if target.endswith(".gguf") else target
     config = speculative_config(spec, folder, tokens_taken(spec, tokens), serving_release(spec, layout))
