@@ -60,14 +60,14 @@ class ServerSettings:
 
     engine: ClassVar[str] = "server"
     url: str = setting("Measure the server at this address, with the draft that it runs with.", "", name="server")
+    baseline_url: str | None = setting(
+        "A server with the same target and no draft, to compare with.", None, name="server_baseline", needs="server"
+    )
     one_by_one: bool = setting(
         "Send a server that tells totals only one request at a time and read its counters between: prompts then have "
         "counts, and lengths intervals. Refused where others use it meanwhile.",
         False,
         needs="server",
-    )
-    baseline_url: str | None = setting(
-        "A server with the same target and no draft, to compare with.", None, name="server_baseline", needs="server"
     )
 
     def __post_init__(self) -> None:
