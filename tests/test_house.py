@@ -102,8 +102,8 @@ def test_only_a_family_s_own_files_know_its_facts(family: str) -> None:
 
 
 COMMAND = re.compile(
-    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|plan|settings|doctor|train|adapt|report|card"
-    r"|push)"
+    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|plan|published|settings|doctor|train|adapt"
+    r"|report|card|push)"
     r"|vllm serve|llama-server|\bmv)( (OUT|SOURCE))* $"
     r"|--(target|draft|into|repo|data|states|out|dir|model) $"
 )

@@ -20,6 +20,7 @@ EXAMPLES = {
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
+    "published": "draftkit published Qwen3-8B dspark",
     "settings": "draftkit settings eval acceptance_rates",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",

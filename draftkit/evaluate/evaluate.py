@@ -23,6 +23,7 @@ from draftkit.evaluate.measure import Conversations, PromptProgress, Run, interl
 from draftkit.evaluate.notebook import notebook_progress
 from draftkit.evaluate.progress import WholeRun
 from draftkit.finding import Finding
+from draftkit.hub.locate import Located
 from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft
 from draftkit.loading import OWN_HEAD, OpenedTarget
@@ -95,6 +96,8 @@ def evaluate_draft(
             )
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
+        if any(engine.sees_weights for engine in running) and (sources := _sources(job)):
+            made |= {"sources": sources}
         if saved is not None:
             saved.begin(made, [*([] if target is None else [job.opened_target.name]), *drafts])
         cells = [] if saved is None else list(saved.cells)
@@ -157,6 +160,24 @@ def _provenance(engine: BaseEngine, job: Job) -> dict[str, object]:
     if job.tokenizer is not None:
         found |= seen_by(job.tokenizer, job.conversations(job.sweep.first).first_requests[0].prompt)
     return found
+
+
+def _sources(job: Job) -> dict[str, str]:
+    """What the target and drafts are called on the Hub, with the commit, where they are, or are from, there."""
+    found = {}
+    for name, located in {job.opened_target.name: job.opened_target.located, **_places(job)}.items():
+        block = located.config.get("draftkit") if located.is_unified else None
+        made = block.get("provenance") if isinstance(block, dict) else None
+        if located.repo is not None:
+            found[name] = located.at_commit
+        elif isinstance(made, dict) and made.get("source_revision"):
+            found[name] = f"{made.get('source')}@{made['source_revision']}"
+    return found
+
+
+def _places(job: Job) -> dict[str, Located]:
+    """Where the checkpoints of the drafts lie."""
+    return {name: opened.located for name, opened in job.opened.items() if opened.located is not None}
 
 
 def _made_for_others(target: OpenedTarget, drafts: Mapping[str, Draft]) -> Iterator[Finding]:

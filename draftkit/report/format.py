@@ -9,14 +9,15 @@ from rich.text import Text
 from draftkit.finding import Severity
 from draftkit.results.cell import Cell, Predicted
 from draftkit.results.metrics import number
+from draftkit.results.verdict import well_known
 
 SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def speed(cell: Cell) -> str:
-    """Output tokens a second, and how many times faster than plain decoding that is."""
-    faster = "" if cell.times_faster is None else f" ({cell.times_faster:.2f}×)"
+    """Output tokens a second, and how many times faster than plain decoding that is, unless its own run doubts it."""
+    faster = "" if cell.times_faster is None or not well_known(cell) else f" ({cell.times_faster:.2f}×)"
     return number(cell.tokens_per_second, ".1f") + faster
 
 

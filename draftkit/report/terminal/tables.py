@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from draftkit.evaluate.published import published_beside
 from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
@@ -71,6 +72,8 @@ def show_evaluation(
             console.print(prediction_table(cell))
             if beside := measured_beside(cell, result.cells):
                 console.print(beside)
+    for published in published_beside(result):
+        console.print(published.sentence)
     for warning in result.warnings:
         console.print(f"{warning.severity}: {warning.message} [{warning.name}]")
 
