@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftkit.data.rows import SUFFIXES
 from draftkit.errors import DraftkitError
 from draftkit.io.records import read_as
 from draftkit.requests import DraftSampling, SamplingParameters
@@ -35,8 +36,8 @@ def settings_again(result: Result, folder: Path, device: str | None = None) -> S
             hint="measure it again with draftkit eval --out, or give the new result by its name",
         )
     shared = _settings(said, result.path)
-    if not Path(prompts).exists() and (beside := folder / prompts).exists():
-        prompts = str(beside)
+    if prompts.endswith(SUFFIXES):
+        prompts = _file_of_prompts(prompts, folder)
     dtype = result.provenance.get("dtype")
     shared = replace(shared, prompts=prompts, repeats=0, device=device, dtype=dtype if isinstance(dtype, str) else None)
     each: list[Settings] = []
@@ -44,6 +45,17 @@ def settings_again(result: Result, folder: Path, device: str | None = None) -> S
         settings = _of_cell(shared, cell)
         each += [] if settings in each else [settings]
     return Sweep(tuple(each))
+
+
+def _file_of_prompts(name: str, folder: Path) -> str:
+    found = next((place for place in (Path(name), folder / name) if place.exists()), None)
+    if found is None:
+        raise DraftkitError(
+            f"the prompts of the result, {name}, are not here",
+            where=folder / name,
+            hint="put the file beside the result",
+        )
+    return str(found)
 
 
 def _settings(said: Mapping[str, object], where: str) -> Settings:

@@ -182,4 +182,7 @@ def _doubts(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
         for name in ("prompts", "chat template", "target weights")
         if any(None in (SAME[name](one), SAME[name](other)) for one, other in pairs)
     ]
-    return [f"not said by both results, and not compared: {', '.join(unsaid)}"] if unsaid else []
+    doubts = [f"not said by both results, and not compared: {', '.join(unsaid)}"] if unsaid else []
+    if any(one.estimated for one, _ in pairs):
+        doubts.append("what was accepted is told from the sizes of chunks, on both sides")
+    return doubts

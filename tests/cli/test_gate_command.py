@@ -226,6 +226,15 @@ def test_without_a_new_result_one_is_measured_in_the_same_way(draftkit: Command,
         assert one[name] == other[name]
 
 
+def test_a_file_of_prompts_that_is_gone_is_named(draftkit: Command, tmp_path: Path) -> None:
+    old = write(tmp_path / "old.json")
+    data = json.loads(old.read_text())
+    data["provenance"] |= {"prompts": "mine.jsonl", "settings": {"max_new_tokens": 8}}
+    old.write_text(json.dumps(data))
+    found = draftkit("gate", "--against", old, "--target", "zoo:target", "--draft", "zoo:eagle3")
+    assert (found.code, "put the file beside the result" in found.err) == (1, True)
+
+
 @pytest.mark.slow
 def test_a_server_that_tells_totals_only_is_asked_one_request_at_a_time(draftkit: Command, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
