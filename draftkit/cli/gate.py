@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 def gate(
-    new: Annotated[
-        Path | None, typer.Argument(metavar="NEW", help="A result of draftkit eval; without it, one is measured.")
-    ] = None,
     against: Annotated[
         str,
         typer.Option(
             metavar="OLD",
             help="The result that it is held against; or a length, as trt:KEY=FILE or inferencex:FILE.",
         ),
-    ] = ...,  # type: ignore[assignment]
+    ],
+    new: Annotated[
+        Path | None, typer.Argument(metavar="NEW", help="A result of draftkit eval; without it, one is measured.")
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="The loss of length that nobody minds, as a share.")] = 0.02,
     undecided: Annotated[
         Literal["report", "pass", "fail"],
