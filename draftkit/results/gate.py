@@ -65,6 +65,7 @@ class GatedCell:
     temperature: float
     draft_sampling: str | None
     context: int | None
+    tree: str | None
     concurrency: int
     old: float
     new: float
@@ -76,7 +77,8 @@ class GatedCell:
     @property
     def name(self) -> str:
         context = "" if self.context is None else f", context {self.context}"
-        return f"{self.draft} at K = {self.num_speculative_tokens}, T = {self.temperature:g}{context}"
+        drafted = f"K = {self.num_speculative_tokens}" if self.tree is None else self.tree
+        return f"{self.draft} at {drafted}, T = {self.temperature:g}{context}"
 
     @property
     def sentence(self) -> str:
@@ -297,6 +299,7 @@ def _gated_cell(
         cell.temperature,
         cell.draft_sampling,
         cell.context,
+        cell.tree_name,
         cell.concurrency,
         *lengths,
         prompts,

@@ -16,7 +16,9 @@ SETTING: dict[str, Callable[[Cell], object]] = {
     "T": lambda cell: cell.temperature,
     "draft sampling": lambda cell: cell.draft_sampling,
     "context": lambda cell: cell.context,
+    "tree": lambda cell: cell.tree_name,
 }
+SAID_BY_NONE = ("context", "tree")  # of what None says: no padding, and a chain
 # What must be the same on both sides, where both say it.
 SAME: dict[str, Callable[[Cell], object]] = {
     "prompts": lambda cell: cell.prompts_sha256,
@@ -48,8 +50,8 @@ def gate_results(new: Result, old: Result, tolerance: float = TOLERANCE) -> Gate
 def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str]]:
     """The pairs of cells, new and old, of the settings that both results have, and notes on what is not compared.
 
-    Settings are those of draft, K, T, draft sampling and context; where a result has several such cells, of engine and
-    concurrency too. Drafts go by their names, unless each result has but one. Raises `DraftkitError` that names what
+    Settings are those of draft, K or tree, T, draft sampling and context; where a result has several such cells, of
+    engine and concurrency too. Drafts go by their names, unless each result has but one. Raises `DraftkitError` that names what
     differs where no setting is in both, for a pair of other prompts, template, sampling or target, and for an old
     draft that does nothing.
     """
@@ -129,7 +131,7 @@ def _unlike(one: Cell, other: Cell, single: bool) -> list[str]:
 
 def _differing(what: dict[str, Callable[[Cell], object]], one: Cell, other: Cell) -> list[str]:
     values = {name: (value(one), value(other)) for name, value in what.items()}
-    unknown = {name for name in values if name != "context" and None in values[name]}
+    unknown = {name for name in values if name not in SAID_BY_NONE and None in values[name]}
     return [
         f"{name} {_shown(a)} against {_shown(b)}" for name, (a, b) in values.items() if a != b and name not in unknown
     ]

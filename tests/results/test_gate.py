@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftkit.errors import DraftkitError
-from draftkit.results.cell import Cell, Interval, PromptRecord
+from draftkit.results.cell import Cell, Interval, MeasuredTree, PromptRecord
 from draftkit.results.gate import judgements, paired_sums, ratio_of, ratio_to, sums_of
 from draftkit.results.matching import gate_results, matched
 from draftkit.results.record import Result
@@ -125,6 +125,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "T 1.0 against 0.0": {"temperature": 1.0},
     "draft sampling": {"draft_sampling": "probabilistic"},
     "context 1024 against None": {"context": 1024},
+    "tree 3x2 against None": {"tree": MeasuredTree("static", "3x2", 9, 2, "")},
     "prompts": {"prompts_sha256": "q" * 64},
     "chat template": {"template_sha256": "u" * 64},
     "target weights": {"target_sha256": "x" * 64},
