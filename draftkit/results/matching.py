@@ -51,9 +51,9 @@ def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str
     """The pairs of cells, new and old, of the settings that both results have, and notes on what is not compared.
 
     Settings are those of draft, K or tree, T, draft sampling and context; where a result has several such cells, of
-    engine and concurrency too. Drafts go by their names, unless each result has but one. Raises `DraftkitError` that names what
-    differs where no setting is in both, for a pair of other prompts, template, sampling or target, and for an old
-    draft that does nothing.
+    engine and concurrency too. Drafts go by their names, unless each result has but one. Raises `DraftkitError` that
+    names what differs where no setting is in both, for a pair of other prompts, template, sampling or target, and for
+    an old draft that does nothing.
     """
     single = all(len({cell.draft for cell in result.cells}) == 1 for result in (new, old))
     pairs, left = [], []
