@@ -1,4 +1,5 @@
-"""What a block drafter's weights tell of the convention of its rows, which a file need not state: no target is run."""
+"""The convention of a block drafter's rows, told by its weights alone: a file need not state it, and no target is
+run."""
 
 from __future__ import annotations
 

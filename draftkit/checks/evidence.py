@@ -134,7 +134,7 @@ class SkewReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What checks may look at; None where it is not known.
+    """Everything that checks may look at; a field is None where it is not known.
 
     Of a checkpoint: `contradictions` that its reading met, its `format` and `config`, and what it is in the layout –
     `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout, `draft_name` what

@@ -246,7 +246,7 @@ def media(data: Data) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Checkup:
-    """What was found, by check, and one sample as text, in pieces that the loss mask holds or not."""
+    """The findings of each check, and one sample as text, in pieces that are inside the loss mask or outside."""
 
     samples: int
     tokens: int

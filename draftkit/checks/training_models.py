@@ -1,4 +1,4 @@
-"""What data, target and draft make of each other before training.
+"""Checks before training that need the models: data, target and draft beside each other.
 
 The target's weights are run on one sample: what draftkit reads of the model is what the model computes, in its own
 runtime or, where that does not run the target, in transformers'. A draft that is to be trained on must speak its
@@ -131,7 +131,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
 
 
 def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
-    """What the normalized state is multiplied with, found by trying."""
+    """The factor of a norm's output, w or 1 + w, found by trying both."""
     weight = getattr(norm_of(model), "weight", None)
     if weight is None:
         return "something that is no weight vector"
@@ -217,7 +217,7 @@ def vocabulary(data: Data, draft: Draft, draft_name: str) -> Iterator[Finding]:
 
 
 def _coverage(data: Data, ids: Sequence[int]) -> Finding:
-    """How many of the labels the draft can propose at all."""
+    """The share of the labels that the draft's vocabulary has."""
     uses = data.survey.uses
     share = float(uses[ids].sum() / max(uses.sum(), 1))
     text = f"the draft's {len(ids)} of {data.vocab_size} tokens are {share:.1%} of the labels"

@@ -84,7 +84,8 @@ def asked_of(
     settings: Sequence[str] | None = None,
     **flags: object,
 ) -> Measurement:
-    """What options and `--set` ask together; `flags` are settings by their names, those that are None left out.
+    """The measurement that options and `--set` ask for together; `flags` are settings by their names, those that are
+    None left out.
 
     What is wrong is said before torch is imported, which takes seconds. Raises `SettingError`, or a usage error.
     """

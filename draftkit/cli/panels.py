@@ -100,7 +100,7 @@ class PanelCommand(TyperCommand):
             raise typer.BadParameter(str(error), ctx=ctx, param_hint=option and f"'{option}'") from error
 
     def _option(self, ctx: Any, setting: str) -> str | None:
-        """What the command calls a setting; None where it has no option of it."""
+        """The command's option for a setting; None where it has none."""
         names = {parameter.name: parameter.opts[0] for parameter in self.get_params(ctx)}
         option = names.get(setting) or names.get(OPTIONS.get(setting, setting))
         return option or (f"--set {setting}" if "settings" in names else None)

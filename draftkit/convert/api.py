@@ -65,7 +65,7 @@ class Conversion:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """What the source has and the result will not have."""
+        """The losses of the conversion: what the source has and the result will not have."""
         return self.unagreed_losses + (self.reading.plan.agreed_losses if self.reading else ())
 
     @property
@@ -313,7 +313,7 @@ def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Pat
 
 
 def default_output(conversion: Conversion) -> Path:
-    """What a conversion is written to in the current folder where no output is named: the source's name and more."""
+    """The output in the current folder where none is named: the source's name with a suffix."""
     source = conversion.source
     name = source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name
     return Path(conversion.destination.default_name(name, conversion.require_draft().spec.method))

@@ -140,7 +140,7 @@ def _without_buffer(checkpoint: Checkpoint, move: Move) -> Move:
 
 
 def _computed(handle: TensorHandle) -> str | None:
-    """What a tensor is computed from where it is no weight, None where it is one."""
+    """The facts that a tensor is computed from, where it is not a weight; None where it is one."""
     if ROPE_BUFFER.fullmatch(handle.name):
         return "a buffer: computed from the rope parameters of the config"
     if MASK_BUFFER.fullmatch(handle.name) and len(handle.shape) in MASK_DIMENSIONS:

@@ -117,7 +117,7 @@ def questions(messages: Iterable[Message]) -> list[list[Message]]:
 
 @dataclass(frozen=True, kw_only=True)
 class RegenerateSettings:
-    """How responses are made; a file goes on only with those that it was begun with.
+    """Settings of how responses are made; a file is continued only with the settings that it was begun with.
 
     `source`, `split` and `subset` are where the rows come from, `system` and `template_options` what the chat template
     gets beside them; `template` says whether it is applied, None to all rows but text. `dtype` None is the default

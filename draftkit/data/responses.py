@@ -1,4 +1,4 @@
-"""What answers prompts, the target in draftkit's own engine or a server that has it, and the file of the answers.
+"""Answers to prompts, by the target in draftkit's own engine or by a server that has it, and the file of the answers.
 
 The file grows by whole batches, so that a killed run goes on where it stopped.
 """

@@ -82,7 +82,8 @@ class LeftOutRows:
     first: str = ""
 
     def read(self, record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row | None:
-        """What `parse_row` makes of a record; None for one that is left out. Raises as it under `strict_rows`."""
+        """A record as `parse_row` reads it; None for one that is left out. Raises like `parse_row` under
+        `strict_rows`."""
         try:
             return parse_row(record, where, tokenizer_sha256)
         except NotText as row:
@@ -223,7 +224,7 @@ def _holds(value: object) -> bool:
 def _content(
     record: dict[str, object], where: str, tokenizer: str | None, media: list[str]
 ) -> Conversation | Served | Refused | str:
-    """What the record says; the kinds of what is not text are appended to `media`."""
+    """The content of a record; the kinds of its parts that are not text are appended to `media`."""
     if tokenizer is not None:
         return _served(record, where, tokenizer)
     prompt = next((record[key] for key in ("prompt", "data", "question") if key in record), None)  # `data` is PARD's

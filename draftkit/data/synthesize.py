@@ -81,7 +81,7 @@ def opening(renderer: Renderer) -> Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesizeSettings:
-    """How prompts are made; a file goes on only with those that it was begun with.
+    """Settings of how prompts are made; a file is continued only with the settings that it was begun with.
 
     `languages`: those kept, all where empty. `min_words` of a prompt; `max_new_tokens` bounds it. The others are as in
     `RegenerateSettings`. Raises `SettingError` for values outside their range.

@@ -202,7 +202,7 @@ def diagnose_draft(
 
 
 def _seen(patient: Patient, target: TargetFacts) -> list[Finding]:
-    """What is seen without running the draft, the worst first."""
+    """The findings that need no run of the draft, the worst first."""
     evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer, model=patient.model)
     found = findings(evidence, "checkpoint", "served", "pair", "tensors", *checks_of_family(patient.original.spec))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -211,7 +211,7 @@ def _seen(patient: Patient, target: TargetFacts) -> list[Finding]:
 def _look_at(
     patient: Patient, target: TargetFacts, reading: Reading | None, settings: dict[str, object], unable: str
 ) -> Diagnosis:
-    """What can be said of a draft that draftkit's own runtime does not run, or whose target it does not."""
+    """Diagnose a draft that draftkit's own runtime does not run, or whose target it does not run."""
     found = _seen(patient, target)
     fix = "" if refusal_by_vllm(patient.draft.spec) else f"draftkit eval with {BY_VLLM}, the draft as it is"
     unmeasured = Finding("not-measured", "note", f"no change was tried: {unable}", fix=fix, source="draftkit")

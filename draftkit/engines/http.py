@@ -124,7 +124,7 @@ class Api:
             incoming.cut()
 
     def _call(self, path: str, body: dict[str, object] | None, read: Callable[[HTTPResponse], T]) -> T:
-        """What `read` makes of the response; asked for again after failures that may pass."""
+        """The response as `read` reads it; the request is repeated after failures that may pass."""
         where = self.root + path
         data = None if body is None else json.dumps(body).encode()
         for pause in (*self._pauses, None):

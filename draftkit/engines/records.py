@@ -96,7 +96,7 @@ class DraftCounts:
         return min(self.num_drafts, self.num_draft_tokens or 0, self.num_accepted_tokens, *at) < 0
 
     def impossible(self, tokens: int, answers: int = 1) -> str | None:
-        """What cannot be in the counts of so many answers with so many tokens in all; None where everything can."""
+        """Why these cannot be the counts of so many answers with so many tokens in all; None where they can."""
         drafts, accepted, at = self.num_drafts, self.num_accepted_tokens, self.num_accepted_tokens_per_pos
         if self.fell:
             return "a count is negative"
@@ -167,7 +167,7 @@ class Answer:
         return self.tokens == other.tokens if self.tokens and other.tokens else self.text == other.text
 
     def impossible(self, request: Request) -> str | None:
-        """What cannot be in an answer to this request; None where everything can."""
+        """Why this cannot be an answer to this request; None where it can."""
         if self.num_tokens > request.max_new_tokens:
             return f"{self.num_tokens:,} tokens, where {request.max_new_tokens:,} were asked for at most"
         if odd := [token for token in self.tokens if not (isinstance(token, str) or _is_id(token))]:

@@ -73,7 +73,7 @@ def path_of(request: Request) -> str:
 
 
 def chunks_of(events: Sequence[Event]) -> list[Chunk]:
-    """What came, chunk by chunk; events that add no token are none."""
+    """The chunks of a stream; an event that adds no token is not one."""
     chunks = [_chunk(time, choice_of(event)) for time, event in events]
     return [chunk for chunk in chunks if chunk.tokens or chunk.text]
 

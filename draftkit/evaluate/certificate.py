@@ -207,7 +207,7 @@ class CertificateRequests:
 
 @dataclass(frozen=True)
 class CertificateAnswers:
-    """What a lane gave to the requests of a wanted."""
+    """The answers of one lane to all requests of a certificate."""
 
     greedy: Run
     drawn: dict[float, tuple[Answer, ...]]
@@ -310,7 +310,7 @@ def compared(
     concurrency: int,
     reference: ReferenceAnswers | None = None,
 ) -> Certificate:
-    """What the answers with a draft come to beside those without. `names`: of target, draft and engine.
+    """The certificate that follows from the answers with a draft and without one. `names`: of target, draft and engine.
 
     Raises `DraftkitError` for an engine that names no tokens.
     """

@@ -54,7 +54,7 @@ class BaseEngine(ABC):
 
     @property
     def provenance(self) -> dict[str, object]:
-        """What a result says of the device that it runs on."""
+        """The provenance of a result: the device, the dtype and the versions that the engine runs with."""
         settings = self.job.sweep.first
         device = device_named(settings.device)
         return environment(device, dtype_named(settings.dtype, device))
@@ -65,7 +65,7 @@ class BaseEngine(ABC):
         return self.job.sources
 
     def heading(self, source: str, settings: Settings) -> Heading:
-        """What a cell says of what was measured, and by which a cell that is there already is known."""
+        """The heading of a cell: what is measured and how. A cell that exists already is recognized by it."""
         heading = Heading.of(
             settings,
             engine=self.name,
@@ -103,7 +103,7 @@ class BaseEngine(ABC):
         return list(cells), []
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
-        """What its round times say about every K and batch size."""
+        """The speed models that follow from the engine's round times."""
         return []
 
     def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers | None:

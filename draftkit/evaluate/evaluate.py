@@ -145,7 +145,7 @@ def _default_engines(job: Job) -> Sequence[BaseEngine]:
 
 
 def _of_prompts(job: Job) -> list[Finding]:
-    """What is wrong with the prompts, or with how the target sees them."""
+    """The findings about the prompts, and about how the target sees them."""
     prompts, tokenizer = job.prompts, job.tokenizer
     first = job.conversations(job.sweep.first).first_requests[0].prompt
     begins = None if tokenizer is None else tokenizer.bos_token_id
@@ -155,7 +155,7 @@ def _of_prompts(job: Job) -> list[Finding]:
 
 
 def _provenance(engine: BaseEngine, job: Job) -> dict[str, object]:
-    """How the cells are made: where, and of what."""
+    """The provenance of the cells: where they are measured, and of what."""
     found = engine.provenance | asked_of(job.prompts, job.sweep.first)
     if job.tokenizer is not None:
         found |= seen_by(job.tokenizer, job.conversations(job.sweep.first).first_requests[0].prompt)

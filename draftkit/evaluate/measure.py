@@ -168,7 +168,7 @@ class Conversations:
 
     @cached_property
     def first_turns(self) -> list[str]:
-        """What is asked first; behind text of the other prompts of the set, where a context is to be filled."""
+        """The first turn of each conversation, behind text of the other prompts where a context is to be filled."""
         if self._whole is not self:
             return self._whole.first_turns[self._first : self._first + len(self.prompts)]
         texts = [prompt.text for prompt in self.prompts]
@@ -200,7 +200,7 @@ class Conversations:
         return max(first + further for _, first, further in self.extents)
 
     def hold(self, lane: Lane) -> Run:
-        """What a lane gives to all of them, turn by turn."""
+        """Run all conversations through a lane, turn by turn; the run of all together."""
         histories = [prompt.opening for prompt in self.prompts]
         runs = []
         for turn in range(self.turns):

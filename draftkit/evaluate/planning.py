@@ -1,4 +1,4 @@
-"""What a measurement will take of memory, from configurations and file headers: nothing is loaded."""
+"""The memory that a measurement will take, from configurations and file headers; nothing is loaded."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Header:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file says, and its tensors in the order of the file, not read yet.
+    """A GGUF file: its metadata, and its tensors in the order of the file, not read yet.
 
     `metadata`: the tokenizer's long lists (`LISTS`) stand as their lengths.
     """

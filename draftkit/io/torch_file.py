@@ -78,7 +78,7 @@ def read_torch_tensor(path: Path, name: str) -> tuple[TensorHandle, dict[str, in
 
 
 def _read(path: Path) -> tuple[Any, int]:
-    """What the file holds, unchecked, and its size in bytes."""
+    """The object that the file holds, unchecked, and its size in bytes."""
     with open_source(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
         size = os.fstat(file.fileno()).st_size
@@ -86,7 +86,7 @@ def _read(path: Path) -> tuple[Any, int]:
 
 
 def _load(path: Path, is_zip: bool, size: int) -> Any:
-    """What the file holds; tensors of a zip stay on disk, those of an older file are in memory."""
+    """The object that the file holds; tensors of a zip stay on disk, those of an older file are in memory."""
     import torch
 
     wanted: list[str] = []

@@ -194,7 +194,8 @@ def convolved(rows: Tensor, kernels: Tensor) -> Tensor:
 
 
 class MarkovStep(NamedTuple):
-    """What the token before says of a row, `latent` [B, r], and the state [B, r] that the next row gets."""
+    """One step of a Markov head: `latent` [B, r], what the token before says about a row, and the state [B, r] for the
+    next row."""
 
     latent: Tensor
     state: Tensor

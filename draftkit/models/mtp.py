@@ -197,7 +197,7 @@ def _names(spec: MtpSpec, index: int) -> tuple[dict[str, str], str]:
 
 
 def _layer(tensors: Mapping[str, Tensor], outer: Mapping[str, str], prefix: str) -> dict[str, Tensor]:
-    """What belongs to a decoder layer, and is no copy of one of the target's tables."""
+    """The tensors that belong to a decoder layer and are not copies of the target's tables."""
     others = set(outer.values())
     return {
         name.removeprefix(prefix): tensor

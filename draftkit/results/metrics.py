@@ -93,7 +93,7 @@ class Metric:
         return " ".join((*self.heading.split(), self.unit)).rstrip()
 
     def value(self, cell: Cell) -> Any:
-        """What the cell has of it; None where it lacks it."""
+        """The value of this metric in a cell; None where the cell lacks it."""
         return value_at(cell, self.path)
 
     def text(self, cell: Cell) -> str:
@@ -181,13 +181,13 @@ METRICS = (
 
 
 def metrics_of(view: View, cells: Sequence[Cell]) -> list[Metric]:
-    """What a view shows of these cells, in its order."""
+    """The metrics that a view shows of these cells, in its order."""
     shown = (metric for metric in METRICS if view in metric.where)
     return [metric for metric in shown if view not in metric.sparing or metric.tells(cells)]
 
 
 def value_at(cell: Cell, path: str) -> Any:
-    """What lies at a path in a cell; None where the cell lacks it, or what the path leads through."""
+    """The value at a path in a cell; None where the cell lacks it, or lacks something on the way there."""
     value: Any = cell
     for name in filter(None, path.split(".")):
         value = None if value is None else getattr(value, name)

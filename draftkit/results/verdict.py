@@ -119,7 +119,7 @@ def _does_not_pay(cell: Cell) -> bool:
 def _use(
     paying: dict[int, Cell], batches: Sequence[int], at_batch: dict[int, list[Cell]], condition: str
 ) -> ResultVerdict:
-    """What to use from the smallest batch at which something pays, and what beyond."""
+    """The verdict to use a draft: from which batch on something pays, and what to use beyond."""
     first = min(paying)
     chosen = paying[first]
     reach = [chosen]

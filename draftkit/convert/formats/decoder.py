@@ -198,14 +198,14 @@ def _check_scaling(facts: Facts, scaling: dict[str, object]) -> None:
 
 
 def _without_effect(scaling: dict[str, object]) -> str:
-    """What `_effective_scaling` leaves out, in words."""
+    """The rope parameters without effect, which `_effective_scaling` leaves out, in words."""
     kept = _effective_scaling(scaling) or {}
     left_out = [f"{key} {value!r}" for key, value in scaling.items() if key not in kept and key != "rope_type"]
     return f"without effect: {', '.join(left_out)}" if left_out else ""
 
 
 def _effective_scaling(scaling: dict[str, object]) -> dict[str, object] | None:
-    """What of the parameters enters the formula, in the spelling of transformers 5; None for plain rope."""
+    """The rope parameters that enter the formula, in the spelling of transformers 5; None for plain rope."""
     kind = scaling.get("rope_type", "default")
     if kind in SCALED:
         return {key: value for key, value in scaling.items() if key in SCALED_KEYS}

@@ -194,7 +194,7 @@ def attention_masks(config: PretrainedConfig, sample_ids: Tensor, dtype: torch.d
 
 
 def visible_within(sample_ids: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor:
-    """What is added to the scores of positions over positions: [1, 1, N, N]."""
+    """The bias that is added to the scores of positions over positions: [1, 1, N, N]."""
     size = sample_ids.shape[1]
     at = torch.arange(size, device=sample_ids.device)
     seen = (sample_ids[0][:, None] == sample_ids[0]) & (at <= at[:, None])

@@ -53,7 +53,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the states are of, how they are stored, and the shards that are complete, in order.
+    """The contents of a folder of states: whose states they are, how they are stored, and its complete shards in order.
 
     `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: what the
     function of that name gives for the `schema`.

@@ -286,7 +286,7 @@ class StateJob:
     scratch_bytes: int
 
     def costs(self) -> StatesCosts:
-        """What the states of all samples take, by each way to have them, for a run that reads each sample once.
+        """What the states of all samples take from each source of states, for a run that reads each sample once.
 
         The time is from the plan's, 0 where all states are there.
         """

@@ -111,7 +111,7 @@ def _with_estimated_bias(patient: Patient) -> Setup:
 
 @torch.inference_mode()
 def _mean_shortfall(patient: Patient, drafter: EagleDrafter) -> Tensor:
-    """What the draft's states lack to the target's on the prompts, on average: float32 [H]."""
+    """The mean difference from the draft's states to the target's on the prompts: float32 [H]."""
     target, missing = Target(patient.model, AuxLayers((FINAL,))), []
     for request in patient.requests:
         tokens = torch.tensor([request.prompt], device=target.device)

@@ -91,7 +91,7 @@ def serving_notes_of(release: Release, spec: DraftSpec, layout: str) -> list[str
 
 
 def _rows(release: Release, spec: DraftSpec, layout: str) -> list[tuple[str, Entry]]:
-    """What a draft that a release runs takes of it, in words, and the release's row of it."""
+    """The capabilities of a release that a draft uses, in words, each with the release's row about it."""
     draft = spec.architecture
     rows = [(needed.what, release.capabilities[needed.name]) for needed in draft.needs(layout)]
     rows.append((f"{spec.method} drafts", release.methods[draft.SERVED_AS["vllm"][spec.method]]))

@@ -58,7 +58,7 @@ class LlamaCppEngine(BaseEngine):
 
     @classmethod
     def of(cls, values: Mapping[str, object], out: Path | None = None) -> Self:
-        """What its servers print goes beside the result."""
+        """Make the engine; the logs of its servers go beside the result."""
         log = Path("llama-server.log") if out is None else out.with_suffix(".llama-server.log")
         return cls(with_values(LlamaCppSettings, values).logging_to(log))
 
@@ -79,7 +79,7 @@ class LlamaCppEngine(BaseEngine):
 
     @cached_property
     def served(self) -> Mapping[str, _Served]:
-        """What is run, by the names that the result has."""
+        """The drafts that are served, by their names in the result."""
         found = {}
         for number, (opened, draft) in enumerate(zip(self.job.opened.values(), self.opened, strict=True)):
             assert opened.located is not None

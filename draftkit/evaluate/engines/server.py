@@ -197,7 +197,7 @@ def _settled(server: Server, finished: int) -> Counters:
 
 
 def _difference(before: Counters, after: Counters, answers: Sequence[Answer], root: str) -> DraftCounts | None:
-    """What was counted of drafts between two times; None of a server without such counters.
+    """The drafts that were counted between two times; None for a server without such counters.
 
     Raises `SourceError` when counters began anew between them, and when so much cannot have been counted.
     """

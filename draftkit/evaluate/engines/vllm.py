@@ -149,7 +149,7 @@ def _prompt(request: Request, end_ids: frozenset[int]) -> PromptTokens:
 
 
 def _since(before: Counters, after: Counters) -> DraftCounts | None:
-    """What was drafted between two times; None without a draft."""
+    """The drafts that were counted between two times; None without a draft."""
     return None if before.drafts is None or after.drafts is None else after.drafts - before.drafts
 
 

@@ -180,7 +180,7 @@ def _facts(given: CardInput) -> dict[str, str]:
 
 
 def _verdicts(given: CardInput) -> tuple[ResultVerdict, ...]:
-    """What all runs together say to do, but for draft lengths that the draft was not trained for."""
+    """The verdicts of all runs together, without draft lengths that the draft was not trained for."""
     most = most_tokens(given.draft)
     cells = [cell for _, cell in given.rows if most is None or cell.num_speculative_tokens <= most]
     return verdicts([replace(cell, draft=given.name) for cell in cells])

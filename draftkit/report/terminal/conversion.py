@@ -200,7 +200,7 @@ def _show_facts(console: Console, facts: Sequence[FactOrigin], *, verbose: bool)
 
 
 def _show_moves(console: Console, reading: Reading) -> None:
-    """What becomes of each tensor, and which config keys go."""
+    """Print what becomes of each tensor, and which config keys are dropped."""
     plan = reading.plan
     if plan.moves:
         console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))

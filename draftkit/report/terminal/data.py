@@ -46,7 +46,7 @@ def states_plan(plan: Mapping[str, Any]) -> str:
 
 
 def costs_table(costs: Mapping[str, Any]) -> Table:
-    """What the target's states take, by each way to have them."""
+    """A table of what the target's states take from each source of states."""
     encodings = ", ".join(f"{name} {_size(size)}" for name, size in costs["encodings"].items())
     table = Table(
         "states", "on disk", "a sample", "the target computes", "a sample",

@@ -77,7 +77,7 @@ def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
 
 
 def show_pruning(console: Console, result: Mapping[str, Any]) -> None:
-    """What each size allows and saves, the tokens that are always kept, and what to know before serving."""
+    """Print what each size allows and saves, the tokens that are always kept, and what to know before serving."""
     table = Table(
         "draft vocabulary",
         "of the tokens",

@@ -62,7 +62,7 @@ def export(outgoing: Outgoing) -> Export:
 
 
 def _obstacles(draft: DFlashSpec) -> list[str]:
-    """What of a draft the library's classes have no parameters for, so that no file can say it."""
+    """The facts of a draft that the library's classes have no parameters for, so that no file can state them."""
     found = {
         "its attention has sinks": draft.attention_sinks,
         "its mask has an embedding of its own": draft.mask_embedding,

@@ -64,12 +64,13 @@ def library_body(draft: Body) -> Body:
 
 
 def windows_are_causal(draft: BlockDraft) -> bool:
-    """What `sliding_window_non_causal` denies. vLLM takes a denial of layers without a window for causality in all."""
+    """Whether the windows are causal, which `sliding_window_non_causal` of the config denies; vLLM takes a denial as
+    causality of all layers where none has a window."""
     return bool(draft.sliding_layers) and bool(draft.causal_layers)
 
 
 def library_obstacles(draft: BlockDraft) -> list[str]:
-    """What of a body the library's classes have no parameters for, so that no file can say it."""
+    """The facts of a body that the library's classes have no parameters for, so that no file can state them."""
     found = {
         "it has no norms of queries and keys": not draft.decoder.qk_norm,
         "it has biases in its MLP": draft.decoder.mlp_bias,

@@ -72,7 +72,7 @@ def export(outgoing: Outgoing) -> Export:
 
 
 def _read_features(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> TargetFeatures | None:
-    """What is added to the embeddings; None while the layers are missing, which `facts` then say."""
+    """The features that are added to the embeddings; None while the layers are missing, which `facts` then say."""
     if WEIGHT not in checkpoint.tensors:
         raise FormatError(
             f"tensor {WEIGHT} is missing",

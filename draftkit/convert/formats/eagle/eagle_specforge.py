@@ -89,7 +89,8 @@ def _names(eagle: EagleSpec) -> dict[str, str]:
 
 
 def _vocabulary_map(eagle: EagleSpec) -> list[Move]:
-    """What of `d2t` and `t2d` the draft does not hold: SpecForge's class loads both, whatever the vocabulary."""
+    """The tensors `d2t` and `t2d` as far as the draft lacks them: SpecForge's class loads both, whatever the
+    vocabulary."""
     whole = (eagle.vocab_size,)
     if eagle.reduced_vocabulary:
         return [Move("offset_to_mask", ("d2t",), "t2d", "BOOL", whole)]

@@ -120,7 +120,7 @@ def speculators_config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object
 
 
 def _obstacles(eagle: EagleSpec) -> list[str]:
-    """What of a draft the library's classes have no parameters for, so that no file can say it."""
+    """The facts of a draft that the library's classes have no parameters for, so that no file can state them."""
     found = []
     if eagle.aux_layer_ids is None:
         found.append("it reads the target's last hidden state, and the library's reads captured layers through fc")
@@ -153,7 +153,7 @@ def _layer_config(eagle: EagleSpec) -> dict[str, object]:
 
 
 def _keys_for_vllm(eagle: EagleSpec) -> dict[str, object]:
-    """What vLLM 0.32 does not carry over from the outer config, and so reads from here only."""
+    """The keys that vLLM 0.32 does not carry over from the outer config, and so reads from here only."""
     keys: dict[str, object] = {}
     if eagle.aux_layer_ids is not None and len(eagle.aux_layer_ids) != 3:
         keys["num_aux_hidden_states"] = len(eagle.aux_layer_ids)

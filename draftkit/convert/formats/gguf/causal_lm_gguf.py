@@ -75,7 +75,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    """What the graph of such a model has no place for is lost; of other kinds llama.cpp's own converter makes files."""
+    """Facts that llama.cpp's graph of such a model has no place for become losses. Files of other kinds of models are
+    made by llama.cpp's own converter."""
     draft = outgoing.draft
     model = draft.spec.architecture.expect(CausalLMSpec)
     outgoing.need_target("to know that its tokens are the same")

@@ -117,7 +117,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    """What its graph has no place for is lost; a file that it does not load, or that aborts, is not written."""
+    """Facts that llama.cpp's graph has no place for become losses; a file that llama.cpp does not load, or that makes
+    it abort, is not written."""
     draft = outgoing.draft.spec.architecture.expect(DFlashSpec)
     target = outgoing.need_target("its tokenizer")
     check_target(outgoing.draft.spec, target)

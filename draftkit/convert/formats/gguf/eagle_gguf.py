@@ -98,7 +98,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    """What its graph has no place for is lost; a file that it does not load is not written."""
+    """Facts that llama.cpp's graph has no place for become losses; a file that llama.cpp does not load is not
+    written."""
     eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     target = outgoing.need_target("its tokenizer")
     check_target(outgoing.draft.spec, target)

@@ -143,7 +143,8 @@ def _stored_config(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[str
 
 
 def export(outgoing: Outgoing) -> Export:
-    """What its graph has no place for is lost; a file that it does not load, or of another target, is not written."""
+    """Facts that llama.cpp's graph has no place for become losses; a file that llama.cpp does not load, or one for
+    another target, is not written."""
     assistant = outgoing.draft.spec.architecture.expect(Gemma4AssistantSpec)
     target = outgoing.need_target("its tokenizer")
     if problem := _problem(outgoing, assistant) or _problem_of_target(target):
@@ -175,7 +176,8 @@ def _names(assistant: Gemma4AssistantSpec) -> Names:
 
 
 def _problem(outgoing: Outgoing, assistant: Gemma4AssistantSpec) -> str | None:
-    """What llama.cpp has no place for, and would not load or compute otherwise."""
+    """A fact that llama.cpp has no place for, so that it would refuse the file or compute something else; None without
+    one."""
     text = _text(assistant.config)
     if outgoing.draft.spec.quantization is not None:
         return "the weights are quantized in another way than GGUF's"

@@ -225,8 +225,9 @@ def _latents(handle: TensorHandle, block: str, heads: int, latent_keys: int) -> 
 
 
 def gguf_target_facts(located: Located) -> TargetFacts:
-    """What transformers reads of it. Of types that it does not read from GGUF, and with whose heads llama.cpp drafts:
-    the sizes by the file's own keys, and a config of its type alone. Raises as `folder_of_gguf`."""
+    """The facts of a GGUF target, as far as transformers reads it. Of types that it does not read from GGUF, and with
+    whose heads llama.cpp drafts: the sizes by the file's own keys, and a config of its type alone. Raises as
+    `folder_of_gguf`."""
     file = located.path
     try:
         return replace(read_target_facts(located.folder, located.name, None, located.config), path=file)

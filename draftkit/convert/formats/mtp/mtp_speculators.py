@@ -71,7 +71,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def _config_of_target(checkpoint: Checkpoint, facts: Facts) -> dict[str, object]:
-    """What the file says of its target, with the number of heads under the target's own key."""
+    """The configuration of the target, as far as the file states it, with the number of heads under the target's own
+    key."""
     config = facts.mapping(LAYER_CONFIG)
     if config is None:
         raise FormatError(f"config key {LAYER_CONFIG} is missing", where=checkpoint.config_path, expected="an object")

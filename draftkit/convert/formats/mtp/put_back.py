@@ -63,7 +63,7 @@ def put_back(draft: Draft, target: Checkpoint, out: Path) -> list[str]:
 
 
 def _changed(draft: Draft, target: Checkpoint) -> dict[str, Write]:
-    """What writes each file of the target that changes or is new."""
+    """For each file of the target that changes or is new, the function that writes it."""
     source = target.source.path
     index = source / SAFETENSORS.index
     shards = _shards(source, index)
