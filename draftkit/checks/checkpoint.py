@@ -74,8 +74,8 @@ def merged_adapter(origins: Origins) -> Iterator[Finding]:
         yield Finding(
             "merged-adapter",
             "note",
-            f"the adapter is merged into its base model, {base.value}: where that is the target, so is the result, and "
-            "no draft of it",
+            f"the adapter is merged into its base model, {base.value}: if that is the target, the merged model is "
+            "a target too, and not its draft",
             fix="pass the result with --target if the adapter is the target's; --from uno if it is one of UNO, with "
             "which the target drafts for itself",
             source="draftkit",
@@ -192,7 +192,7 @@ def bias_as_attention_bias(config: Config, facts: SpecFacts) -> Iterator[Finding
         yield Finding(
             "bias-as-attention-bias",
             "note",
-            f"config {said[0]} is true and the attention has no bias: vLLM and transformers would make one up",
+            f"config {said[0]} is true and the attention has no bias: vLLM and transformers would add one",
             fix="serve the converted folder, whose config says what the tensors are",
             source="vllm-project/vllm #9580",
         )

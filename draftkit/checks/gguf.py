@@ -172,7 +172,7 @@ def norm_of_ones(tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
             "warning",
             "the norm before fc, enc.output_norm, is all ones, as one that was never trained",
             where="tensor enc.output_norm.weight",
-            cost="where the draft has no such norm, half of what it accepts",
+            cost="if the draft has no such norm, half of the accepted tokens are lost",
             fix="convert the checkpoint that the file was made from again; norm_before_fc says whether there is one",
             source=SOURCE,
         )

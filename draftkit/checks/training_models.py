@@ -126,7 +126,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
             f"{data.target.name}, {type(model).__name__}",
             "a trainer that applies w to stored states computes another distribution; draftkit uses the model's own "
             "norm",
-            "keep to the model's own module in code of yours",
+            "in code of your own, call the model's norm module",
         )
 
 
@@ -263,8 +263,8 @@ def rope(draft: Draft, draft_name: str, target_config: PretrainedConfig) -> Iter
                 "warning",
                 f"the draft's rope {name} is {own}, the target's {theirs}",
                 f"{draft_name}, config.json",
-                "positions that turn otherwise in serving than they did in training lose acceptance, more in longer "
-                "text; trained and served with its own, the draft reaches less far than the target",
+                "a draft that is served with other rotary positions than it was trained with accepts less, most of all "
+                "in long text; trained and served with its own, it only reaches less far than the target",
                 "take over the target's value unless the draft was trained with its own",
             )
     longest = target_config.get_text_config().max_position_embeddings

@@ -244,7 +244,7 @@ def _content(
     if isinstance(text, str):
         return text
     raise FormatError(
-        f"the row has no shape that is known; its keys: {', '.join(record) or 'none'}", where=where, expected=SHAPES
+        f"the row has no known shape; its keys: {', '.join(record) or 'none'}", where=where, expected=SHAPES
     )
 
 

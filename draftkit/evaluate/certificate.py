@@ -238,7 +238,7 @@ def certify_draft(
         running = able(engines, lambda engine: engine.check(job), _log.warning)
         for engine in running:
             if (why := engine.without_plain) is not None:
-                raise DraftkitError(f"a certificate holds answers with a draft against those without, and {why}")
+                raise DraftkitError(f"a certificate compares answers with a draft and without one, and {why}")
         running = able(running, lambda engine: engine.open(on_progress), _log.warning)
         samplings = [replace(sweep.first.sampling, temperature=hot) for hot in sweep.temperature if hot > 0]
         wanted = CertificateRequests.of(job.conversations(settings).first_requests, samplings, samples=samples)

@@ -244,7 +244,7 @@ class Conversations:
             return str(self.tokenizer.decode(answer.ids, skip_special_tokens=True))
         if not answer.text and answer.num_tokens:
             raise DraftkitError(
-                "a further turn follows the text of an answer, and the server has told none",
+                "a further turn needs the text of the answer before it, and the server gave none",
                 hint="pass --target, for the target's tokenizer",
             )
         return answer.text

@@ -430,7 +430,7 @@ def _refuse_elsewhere(request: Any) -> None:
     elsewhere = (url.scheme, url.host, url.port) != (hub.scheme, hub.host, hub.port)
     if elsewhere and token and token in request.headers.get("authorization", ""):
         raise SourceError(
-            f"the token is asked for at {url.scheme}://{url.netloc.decode()}, and goes to the Hub alone",
+            f"{url.scheme}://{url.netloc.decode()} asks for the Hub's token, which is sent only to the Hub",
             where=constants.ENDPOINT,
             hint="set HF_ENDPOINT to the address of the Hub itself",
         )

@@ -378,7 +378,7 @@ class _Cursor:
 def _parsed(cursor: _Cursor, file: Path) -> Header:
     """The header that begins the file. Raises `ValueError` for anything that llama.cpp would not load."""
     if cursor.taken(len(MAGIC)) != MAGIC:
-        raise ValueError("it does not begin as one")
+        raise ValueError("it does not begin with the four bytes GGUF")
     version = cursor.number("I")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -456,7 +456,7 @@ def _regions(entries: Sequence[GgufRegion], cursor: _Cursor, alignment: int) -> 
         found[entry.name] = entry._replace(start=begin + entry.start)
     least = begin + end if entries else cursor.at  # what is behind the last may be left out
     if not least <= size <= begin + offset:
-        raise ValueError(f"what its header tells of ends at byte {least:,}, and the file at byte {size:,}")
+        raise ValueError(f"its tensors end at byte {least:,}, and the file at byte {size:,}")
     return list(found.values())
 
 

@@ -126,9 +126,7 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         given["report_to"] = [name.strip() for name in trackers.split(",") if name.strip()]
     required = {"recipe", "target", "data", "out"}
     if missing := sorted(required - set(given)):
-        raise DraftkitError(
-            f"the run does not say its {', '.join(missing)}", where=path, hint="add the flags, or --config"
-        )
+        raise DraftkitError(f"the run has no {', '.join(missing)}", where=path, hint="add the flags, or --config")
     recipe = given["recipe"]
     if not isinstance(recipe, str) or recipe not in recipe_names():
         raise DraftkitError(

@@ -290,7 +290,7 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
         problem = "the draft's own text: the target has to read it"
     if (config.states or config.stream is not None) and problem is not None:
         raise DraftkitError(
-            f"states from files do not go with {problem}", hint="train without --states and --states-from"
+            f"stored states cannot be used with {problem}", hint="train without --states and --states-from"
         )
 
 

@@ -358,7 +358,7 @@ PROMPTS = {
     "missing": (None, ("prompts cannot be read", "--prompts zoo")),
     "empty": ("\n\n", ("holds no prompts",)),
     "not JSON": ('{"prompt": "a"}\n\n{"prompt": \n', ("not valid JSON", "prompts.jsonl, line 3")),
-    "no prompt": ('{"prompt": "a"}\n{"words": "b"}\n', ("no shape that is known", "prompts.jsonl, line 2")),
+    "no prompt": ('{"prompt": "a"}\n{"words": "b"}\n', ("no known shape", "prompts.jsonl, line 2")),
     "not an object": ("[]\n", ("holds list", "prompts.jsonl, line 1")),
     "not text": (b"\xff\xfe\x80", ("not valid JSON", "codec")),
 }

@@ -243,7 +243,7 @@ def test_an_adapter_of_the_target_is_no_draft(tmp_path: Path) -> None:
     convert_checkpoint(adapter, tmp_path / "draft", target=str(tmp_path / "larger"))
     (note,) = findings_of_draft(read_draft(tmp_path / "draft"))
     assert (note.name, note.severity) == ("merged-adapter", "note")
-    assert "where that is the target, so is the result" in note.message
+    assert "if that is the target, the merged model is a target too" in note.message
     config = tmp_path / "base" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": 7}))
     convert_checkpoint(adapter, tmp_path / "pard", target=str(tmp_path / "another"))

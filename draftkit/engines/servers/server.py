@@ -32,7 +32,7 @@ def possible(answer: Callable[[], Answer], request: Request, where: str) -> Answ
         said = plain(f"{type(error).__name__}: {error}")
         raise SourceError(f"the server's answer cannot be read: {said}", where=where) from error
     if problem is not None:
-        raise SourceError(f"the server says what cannot be: {plain(problem)}", where=where)
+        raise SourceError(f"the server's answer contradicts itself: {plain(problem)}", where=where)
     return found
 
 
@@ -158,7 +158,7 @@ class ChunkServer(Server):
         events = self.api.ask(path_of(request), body, stream=True)
         chunks = chunks_of(events)
         if not chunks:
-            raise SourceError("the server says nothing", where=self.api.root + path_of(request))
+            raise SourceError("the server's answer is empty", where=self.api.root + path_of(request))
         count = completion_tokens(events)
         return answer_of(chunks, began, _estimated(chunks, count), count)
 

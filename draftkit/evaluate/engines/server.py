@@ -213,7 +213,7 @@ def _difference(before: Counters, after: Counters, answers: Sequence[Answer], ro
         own = sum(answer.num_tokens for answer in answers)
         most = MOST_COUNTED if tokens is None else max(tokens, own)
         if (problem := drafts.impossible(most, max(finished or 0, len(answers)))) is not None:
-            raise SourceError(f"the server's counters say what cannot be: {problem}", where=f"{root}/metrics")
+            raise SourceError(f"the server's counters contradict themselves: {problem}", where=f"{root}/metrics")
     return drafts
 
 

@@ -120,7 +120,7 @@ def with_unified_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Ch
     if len(tensors) < len(checkpoint.tensors):
         twice = sorted(name for name, handle in checkpoint.tensors.items() if tensors[renamed(name, renames)] != handle)
         raise FormatError(
-            f"tensors that are there under two names: {', '.join(twice)}",
+            f"tensors that the file has under two names: {', '.join(twice)}",
             where=checkpoint.source.path,
             hint="fetch the checkpoint again",
         )

@@ -101,7 +101,7 @@ def _shards(folder: Path, index: Path) -> dict[str, list[str]]:
         return shards
     if not (folder / SAFETENSORS.single).is_file():
         raise FormatError(
-            "heads are put back into safetensors files alone",
+            "heads can be put back only into safetensors files",
             where=folder,
             expected=f"{SAFETENSORS.single} or {SAFETENSORS.index}",
         )

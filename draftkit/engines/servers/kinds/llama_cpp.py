@@ -41,7 +41,7 @@ class LlamaCppServer(Server):
         events = self.api.ask("/completion", self.body(request), stream=True)
         chunks = [chunk for event in events if (chunk := _chunk(event)) is not None]
         if not chunks:
-            raise SourceError("the server says nothing", where=f"{self.api.root}/completion")
+            raise SourceError("the server's answer is empty", where=f"{self.api.root}/completion")
         timings = events[-1][1].get("timings")
         count = timings.get("predicted_n") if isinstance(timings, dict) else None
         known = None if count is None else whole_number(count, "predicted_n")

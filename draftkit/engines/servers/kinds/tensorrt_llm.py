@@ -43,7 +43,7 @@ class TensorrtServer(Server):
         events = self.api.ask(path_of(request), body, stream=True)
         chunks = chunks_of(events)
         if not chunks:
-            raise SourceError("the server says nothing", where=self.api.root + path_of(request))
+            raise SourceError("the server's answer is empty", where=self.api.root + path_of(request))
         answer = answer_of(chunks, began, None, completion_tokens(events))
         sizes = [len(chunk.tokens) for chunk in chunks]
         return replace(answer, drafts=_counts(events, answer.num_tokens, sizes))
