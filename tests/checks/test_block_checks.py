@@ -159,7 +159,7 @@ def test_a_window_that_ends_within_the_block_of_five(window: int, named: bool, t
 
 
 @pytest.fixture(scope="module")
-def ends() -> TargetEmbeddings:
+def embeddings() -> TargetEmbeddings:
     return load_embeddings(zoo.path("target"), device="cpu", dtype=torch.float32)
 
 
@@ -168,38 +168,40 @@ def tokenizer() -> Any:
     return load_tokenizer(zoo.path("target"), "target")
 
 
-def reduced(draft: Draft, ends: TargetEmbeddings) -> Draft:
+def reduced(draft: Draft, embeddings: TargetEmbeddings) -> Draft:
     """A draft of every other token."""
     spec: Any = draft.spec.architecture
     kept = torch.arange(0, spec.vocab_size, 2)
     own = replace(spec, draft_vocab_size=len(kept), lm_head="draft")
     tensors = {
-        "lm_head.weight": ends.get_output_embeddings().weight[kept],
+        "lm_head.weight": embeddings.get_output_embeddings().weight[kept],
         "markov_head.markov_w2.weight": draft.tensors["markov_head.markov_w2.weight"].load()[kept],
         "d2t": kept - torch.arange(len(kept)),
     }
     return changed(draft, own, tensors)
 
 
-def convention_of(draft: Draft, ends: TargetEmbeddings, tokenizer: Any) -> list[Finding]:
-    return findings(Evidence.of_draft(draft, model=ends, tokenizer=tokenizer), *checks_of_family(draft.spec))
+def convention_of(draft: Draft, embeddings: TargetEmbeddings, tokenizer: Any) -> list[Finding]:
+    return findings(Evidence.of_draft(draft, model=embeddings, tokenizer=tokenizer), *checks_of_family(draft.spec))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "slots"), [("dflash", "fill-in"), ("dspark", "anchor-first")])
-def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEmbeddings, tokenizer: Any) -> None:
+def test_rows_tell_what_they_predict(name: str, slots: str, embeddings: TargetEmbeddings, tokenizer: Any) -> None:
     with open_draft(f"zoo:{name}", "zoo:target") as draft:
         assert draft.spec.architecture.expect(DFlashSpec).slots == slots
-        assert not convention_of(draft, ends, tokenizer)
+        assert not convention_of(draft, embeddings, tokenizer)
         other = "anchor-first" if slots == "fill-in" else "fill-in"
-        (found,) = convention_of(changed(draft, with_facts(draft.spec.architecture, slots=other)), ends, tokenizer)
+        (found,) = convention_of(
+            changed(draft, with_facts(draft.spec.architecture, slots=other)), embeddings, tokenizer
+        )
     assert (found.name, found.fix) == ("slots", f"--set slots={slots}")
 
 
-def test_rows_of_a_draft_with_fewer_tokens_tell_too(ends: TargetEmbeddings, tokenizer: Any) -> None:
+def test_rows_of_a_draft_with_fewer_tokens_tell_too(embeddings: TargetEmbeddings, tokenizer: Any) -> None:
     with open_draft("zoo:dspark", "zoo:target") as draft:
-        wrong = reduced(changed(draft, with_facts(draft.spec.architecture, slots="fill-in")), ends)
-        (found,) = convention_of(wrong, ends, tokenizer)
+        wrong = reduced(changed(draft, with_facts(draft.spec.architecture, slots="fill-in")), embeddings)
+        (found,) = convention_of(wrong, embeddings, tokenizer)
     assert found.fix == "--set slots=anchor-first"
 
 

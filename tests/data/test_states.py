@@ -516,11 +516,11 @@ def test_the_ends_alone_are_the_targets(family: str, tmp_path: Path) -> None:
     """With Gemma's scale of the embedding, Phi's bias of the head, and names that wrappers put before their own."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
-    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
+    embeddings = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
     tokens, states = torch.arange(9), torch.randn(9, pico.HIDDEN)
-    assert torch.equal(ends.get_input_embeddings()(tokens), model.get_input_embeddings()(tokens))
-    assert torch.equal(ends.get_output_embeddings()(states), model.get_output_embeddings()(states))
-    assert ends.device == torch.device("cpu")
+    assert torch.equal(embeddings.get_input_embeddings()(tokens), model.get_input_embeddings()(tokens))
+    assert torch.equal(embeddings.get_output_embeddings()(states), model.get_output_embeddings()(states))
+    assert embeddings.device == torch.device("cpu")
 
 
 class StandIn:

@@ -75,10 +75,10 @@ def test_the_weights_of_a_file_in_float32_are_the_models(files: dict[str, Path])
 
 @pytest.mark.slow
 def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
-    ends = load_target_embeddings(str(files["F16"]), device="cpu", dtype=torch.float32)
+    embeddings = load_target_embeddings(str(files["F16"]), device="cpu", dtype=torch.float32)
     whole = load_training_target(str(files["F16"]), device="cpu", dtype=torch.float32)
-    assert torch.equal(ends.get_output_embeddings().weight, whole.get_output_embeddings().weight)
-    assert ends.num_parameters() == whole.num_parameters()
+    assert torch.equal(embeddings.get_output_embeddings().weight, whole.get_output_embeddings().weight)
+    assert embeddings.num_parameters() == whole.num_parameters()
     assert load_tokenizer(str(files["F16"])).end_ids == load_tokenizer("zoo:target").end_ids
     folders = [locate(str(file)).path for file in files.values()]
     assert len({target_sha256(folder) for folder in folders}) == len({weights_sha256(f) for f in folders}) == 3

@@ -114,9 +114,9 @@ def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTarget, match="of tomorrow"):
         load(tmp_path)
     expected = pico.llama(intermediate_size=128)
-    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
-    assert torch.equal(ends.get_input_embeddings().weight, expected.get_input_embeddings().weight)
-    assert torch.equal(ends.get_output_embeddings().weight, expected.get_output_embeddings().weight)
+    embeddings = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
+    assert torch.equal(embeddings.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+    assert torch.equal(embeddings.get_output_embeddings().weight, expected.get_output_embeddings().weight)
     norm = load_final_norm(tmp_path, torch.float32)
     assert torch.equal(norm.weight, expected.model.norm.weight)
     tensors = load_file(tmp_path / "model.safetensors")

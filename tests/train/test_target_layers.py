@@ -86,8 +86,8 @@ def test_a_row_with_the_targets_state_goes_on_as_the_target_does(qwen3: PreTrain
 
 def test_the_same_from_the_targets_files_alone(qwen3: PreTrainedModel, tmp_path: Path) -> None:
     qwen3.save_pretrained(tmp_path)
-    ends = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
-    torch.testing.assert_close(begun(ends), begun(qwen3), rtol=0, atol=0)
+    embeddings = load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
+    torch.testing.assert_close(begun(embeddings), begun(qwen3), rtol=0, atol=0)
 
 
 def test_a_norm_that_stores_what_is_added_to_one() -> None:
