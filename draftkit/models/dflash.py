@@ -252,7 +252,7 @@ class ConfidenceHead(nn.Module):
         return torch.sigmoid(self.logits(output, latent).float())
 
     def logits(self, output: Tensor, latent: Tensor | None = None) -> Tensor:
-        """The same before the sigmoid."""
+        """The chances before the sigmoid."""
         read = output if latent is None else torch.cat((output, latent.to(output.dtype)), dim=-1)
         return self.proj(read)[..., 0]
 

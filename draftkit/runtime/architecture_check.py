@@ -1,4 +1,5 @@
-"""Does draftkit's engine decode a model as transformers' `generate` does? Asked once of an architecture.
+"""Does draftkit's engine decode a model as transformers' `generate` does? The question is asked once for each
+architecture.
 
 A tiny random model of the model's own class and configuration (`targets/tiny.py`) decodes two texts of other lengths
 beside each other, once plainly and once with drafts, of which some are rejected, and prompts in pieces; the logits that
@@ -231,7 +232,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _key(config: PretrainedConfig, tiny: PretrainedConfig) -> str:
-    """A digest of what the answer follows from."""
+    """A digest of everything that the answer depends on."""
     model = model_class(config)
     decides = [
         f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}",
@@ -274,7 +275,7 @@ def _read(file: Path) -> Decoding | None:
 
 
 def _written(file: Path, answer: Decoding) -> Decoding:
-    """The answer, in the file too where one can be written."""
+    """The answer, which is also written to its file where that can be done."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{secrets.token_hex(8)}")

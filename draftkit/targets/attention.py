@@ -41,7 +41,7 @@ class KeyValues(Protocol):
 
 
 class Masked(Protocol):
-    """What `required` looks at of `KeyValues`."""
+    """The part of `KeyValues` that `required` looks at."""
 
     @property
     def mask(self) -> Tensor: ...

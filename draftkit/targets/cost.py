@@ -64,7 +64,8 @@ def chosen_share(config: object) -> float:
 
 
 def token_seconds(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, row: int) -> float:
-    """About what the decoder's layers take for a token in a row of `row` tokens, on a device; `model` needs no memory.
+    """About how many seconds the decoder's layers take for a token in a row of `row` tokens on a device; `model` needs
+    no memory.
 
     Two operations for each weight that a token meets, and as many for each number of the row's keys and values, which
     masks hide after they were computed.

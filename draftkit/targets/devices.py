@@ -78,7 +78,7 @@ def fast_dtype(device: str) -> tuple[Literal["bfloat16", "float32"], str]:
 
 
 def tune_for_cpu(model: PreTrainedModel) -> None:
-    """What a model on the CPU runs faster with; nothing for one on a GPU."""
+    """Set what makes a model run faster on the CPU; nothing for one on a GPU."""
     if model.device.type == "cpu":
         _limit_threads(model)
         _keep_freed_memory()

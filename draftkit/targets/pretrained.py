@@ -64,7 +64,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """What of transformers builds and loads models of the configuration."""
+    """The class of transformers that builds and loads models of the configuration."""
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
@@ -271,12 +271,12 @@ def trust_remote_code(trusted: bool = True) -> Iterator[None]:
 
 
 def trusts_remote_code() -> bool:
-    """What transformers' `trust_remote_code` shall be."""
+    """The value for transformers' `trust_remote_code`."""
     return _trusted.get()
 
 
 def remote_code_hint(error: Exception) -> str | None:
-    """What to do about an error of transformers, where it is that code was not run."""
+    """A hint for an error of transformers that says a model's own code was not run; None for other errors."""
     if "trust_remote_code" not in str(error):
         return None
     return "it brings Python code of its own: read that code, and pass --trust-remote-code to run it"

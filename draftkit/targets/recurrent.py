@@ -65,7 +65,7 @@ class KeptStates(Protocol):
 
     @property
     def begins(self) -> bool:
-        """Whether they are, and no state comes before the first rows."""
+        """Whether only the last states are wanted and none comes before the first rows, as of a whole prompt."""
 
     def load(self, key: StateKey) -> Tensor | None:
         """The states [B, …] before the first rows, in memory of their own; None where none has ever been kept."""

@@ -98,7 +98,7 @@ def give_rows_their_rope(module: nn.Module) -> list[RowRope]:
 
 @contextmanager
 def sequences_of(ropes: Sequence[RowRope], lengths: Tensor | None) -> Iterator[None]:
-    """A forward whose sequences have these lengths."""
+    """Give the rotary embeddings these lengths of the sequences while a forward runs."""
     for rope in ropes:
         rope.lengths = lengths
     try:

@@ -122,7 +122,8 @@ class TappedModel:
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """What takes token ids and gives the states that the output layer reads; of a multi-modal model, its text side.
+    """The decoder of a model, from token ids to the states that the output layer reads; of a multi-modal one, its text
+    side.
 
     Raises `TargetError` for a model that has it under no name of transformers.
     """

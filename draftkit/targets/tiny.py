@@ -144,7 +144,7 @@ def _stated(config: PretrainedConfig, usual: Mapping[str, Any]) -> dict[str, Any
 
 
 class _Shrink:
-    """What becomes of the values of a configuration: called with the name and the value of each."""
+    """Shrinks the values of a configuration: it is called with the name and the value of each."""
 
     def __init__(self, config: PretrainedConfig):
         self.whole = _of(config, "num_hidden_layers")

@@ -117,7 +117,7 @@ class CausalLMDrafter:
         return self.model.forward(tokens, positions, rows).logits
 
     def _own(self, tokens: Tensor) -> Tensor:
-        """The draft's ids of target tokens."""
+        """The draft's own ids of target tokens."""
         return tokens if self.vocabulary is None else self.vocabulary.to_draft[tokens]
 
     def _draw(self, draw: Draw, step: int, logits: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def _shared_vocabulary(
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """The model's keys, values and states are kept."""
+    """The bytes of a slot: the model's keys, values and recurrent states."""
     return partial(draft.kept(own_model).footprint.slot_bytes, dtype)
 
 

@@ -28,7 +28,8 @@ Model = TypeVar("Model", bound=ChainModel)
 
 
 class ChainDrafter(ABC, Generic[Model]):
-    """The first token comes from true features, each further one from the draft's own feedback."""
+    """Drafts token by token: the first comes from the target's features, each further one from the draft's own
+    feedback."""
 
     max_tokens = None
     max_positions: int | None = None
@@ -62,7 +63,7 @@ class ChainDrafter(ABC, Generic[Model]):
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        """All rows but each prompt's last, whose feature waits for the token after it."""
+        """Take in all rows of prompts but each one's last, whose feature waits for the token after it."""
         known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
         if known:
             tokens = torch.cat([prompt.tokens[1:] for prompt in known])[None]
@@ -94,7 +95,7 @@ class ChainDrafter(ABC, Generic[Model]):
                 head_input, feedback = self.model(frontier.tokens, hidden, branches.of_rows, kv=kv)
 
     def _first(self, committed: Committed) -> tuple[ChainOutput, Tensor]:
-        """What the pass over the committed rows says of the newest one, [B, 1, H], and its position int64 [B, 1]."""
+        """Run the committed rows; the newest one's output [B, 1, H] and its position int64 [B, 1]."""
         assert committed.features is not None
         hidden = self.model.fuse(committed.features)
         rows = expand_rows(committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden)

@@ -58,7 +58,7 @@ class DFlashDrafter:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        """The last prompt token's state comes with the token that it emitted."""
+        """Take in prompts but for their last token, whose state comes with the token that it emitted."""
         known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
         if known:
             features = features_before_last(known)
@@ -153,12 +153,12 @@ class DFlashDrafter:
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> DFlashDrafter:
-    """The drafter of a block drafter."""
+    """The drafter for a draft of a block family: DFlash, DSpark, DFlash2 or JetSpec."""
     model = load_dflash(draft, target, attention=ATTENTION)
     return DFlashDrafter(model, target.config.get_text_config().num_hidden_layers)
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """Keys and values are kept."""
+    """The bytes of a slot: the keys and values of the context."""
     per_position = draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
     return lambda capacity, _: capacity * per_position

@@ -21,7 +21,7 @@ from draftkit.targets.states import FINAL, AuxLayers
 
 
 class EagleDrafter(ChainDrafter[EagleModel]):
-    """One token after the other."""
+    """Drafts one token after the other, each from the state that gave the last one."""
 
     @property
     def aux_layers(self) -> AuxLayers:
@@ -69,6 +69,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """Keys and values are kept."""
+    """The bytes of a slot: the draft's keys and values."""
     per_position = draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize
     return lambda capacity, _: capacity * per_position

@@ -13,7 +13,7 @@ from draftkit.runtime.memory_plan import SlotBytes
 
 
 class MedusaDrafter(LastStateDrafter):
-    """The heads do not see each other's tokens."""
+    """Drafts with independent heads, which do not see each other's tokens."""
 
     def __init__(self, model: MedusaModel):
         super().__init__(model.spec.num_heads, model)
@@ -36,5 +36,5 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """Heads keep nothing between rounds."""
+    """No bytes: the heads keep nothing between rounds."""
     return lambda capacity, k: 0

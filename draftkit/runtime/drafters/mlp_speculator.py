@@ -13,7 +13,7 @@ from draftkit.runtime.memory_plan import SlotBytes
 
 
 class MlpSpeculatorDrafter(LastStateDrafter):
-    """Each step reads the token drawn in the step before."""
+    """Drafts with one head a step, each of which reads the token drawn in the step before."""
 
     def __init__(self, model: MlpSpeculatorModel):
         super().__init__(model.spec.num_heads, model)
@@ -48,5 +48,5 @@ def load_drafter(
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """Heads keep nothing between rounds."""
+    """No bytes: the heads keep nothing between rounds."""
     return lambda capacity, k: 0

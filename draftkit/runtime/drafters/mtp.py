@@ -132,7 +132,7 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
-    """Keys and values are kept, or their latents; of modules that are used in turn, those of each step."""
+    """The bytes of a slot: keys and values, or their latents; of modules that are used in turn, those of each step."""
     spec = draft.spec.architecture.expect(MtpSpec)
     stated = dict(spec.config)
     config = CONFIG_MAPPING[str(stated.pop("model_type"))].from_dict(stated).get_text_config()

@@ -27,7 +27,7 @@ class NgramDrafter(LookupDrafter):
         self.max_n = max_n
 
     def occurrences(self, context: Tensor, known: Tensor) -> Tensor:
-        """Those of the longest match."""
+        """The earlier occurrences of the longest match."""
         lengths = matched_lengths(context, known, self.max_n)
         return (lengths == lengths.amax(1, keepdim=True)) & (lengths >= self.min_n)
 

@@ -30,7 +30,7 @@ class SuffixDrafter(LookupDrafter):
         self.spec = spec
 
     def occurrences(self, context: Tensor, known: Tensor) -> Tensor:
-        """Those of the longest match."""
+        """The earlier occurrences of the longest match."""
         lengths = matched_lengths(context, known, self.spec.max_depth - 1)
         return (lengths == lengths.amax(1, keepdim=True)) & (lengths > 0)
 

@@ -180,7 +180,7 @@ def _head_norms(module: Any) -> HeadNorms | None:
 
 
 def _attention_form(module: Any, norms: HeadNorms | None) -> _AttentionForm | None:
-    """None where a module does something else."""
+    """The form of an attention module; None where it does something else than Llama's."""
     query_weight, width = module.q_proj.weight, module.head_dim
     hidden = random_rows(1, SAMPLE, module.q_proj.in_features, like=query_weight)
     cos, sin = random_rows(2, 1, SAMPLE, width, like=query_weight)
@@ -214,7 +214,7 @@ def _attention_form(module: Any, norms: HeadNorms | None) -> _AttentionForm | No
 
 @contextmanager
 def _registered(attend: Callable[..., Any]) -> Iterator[None]:
-    """Stands in the place of draftkit's attention function."""
+    """Replace draftkit's attention function while the body runs."""
     AttentionInterface.register(NAME, attend)
     try:
         yield
@@ -351,7 +351,7 @@ def _handed_on(module: Any) -> type[ModelOutput] | None:
 
 @contextmanager
 def _standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Stands in the place of a module's forward."""
+    """Replace a module's forward while the body runs."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:

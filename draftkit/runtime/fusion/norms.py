@@ -25,7 +25,7 @@ class NormForm(NamedTuple):
 
 
 def norm_form(module: Any) -> NormForm | None:
-    """None of modules that are no RMSNorm, or round elsewhere."""
+    """The form of an RMSNorm; None for any other module, and for one that rounds elsewhere."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(module, nn.Module) or not isinstance(eps, float) or list(module.children()):
         return None  # before its parameters are asked for, which unpacks those of linear layers
@@ -110,7 +110,7 @@ def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float, one_plus: bool) ->
 
 
 def _rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:
-    """What is normalized, the sum where there is a residual, and the result."""
+    """The values that are normalized, which are a sum where there is a residual, and the result."""
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     total = None if residual is None else torch.empty_like(x)
