@@ -51,8 +51,8 @@ def bundled_passages(tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 @torch.no_grad()
 def sure_of_own_places(model: DFlashModel, passages: Tensor) -> float:
-    """How sure the rows of a block are that they predict the tokens in their own places, in standard errors; below 0,
-    those in the next ones.
+    """By how many standard errors the rows of a block predict the tokens in their own places rather than those in the
+    next ones; below 0 it is the next ones.
 
     Each passage int64 [N, ROWS] begins a block that has no context. Of each of its further tokens it is asked whether
     the row in its place or the row before knows it better: by its log-probability there, less the mean of what the same
@@ -66,7 +66,8 @@ def sure_of_own_places(model: DFlashModel, passages: Tensor) -> float:
 
 
 def _gains(model: DFlashModel, anchors: Tensor, known: Tensor) -> Tensor:
-    """How much more the rows in the tokens' own places know of them, `known` [n, ROWS], than the rows before: [n]."""
+    """By how much the log-probabilities of tokens, `known` [n, ROWS], are higher in their own rows than in the rows
+    before: [n]."""
     chances = model.logits(_first_rows(model, anchors)).float().log_softmax(-1).cpu()
     of_all = chances[:, :, known]  # [passage, row, passage of the token, its place]
     knows = of_all.diagonal(dim1=0, dim2=2).permute(2, 0, 1) - of_all.mean(0).permute(1, 0, 2)  # [n, row, place]

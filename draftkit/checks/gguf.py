@@ -23,7 +23,7 @@ VOCABULARY_SLACK = (
 
 @check
 def default_taken(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
-    """Keys that the file lacks."""
+    """Keys that the file lacks, so that llama.cpp's defaults hold."""
     taken = [f"{fact.name} {fact.value}" for fact in origins.values() if fact.note == DEFAULT]
     if taken:
         yield Finding(

@@ -19,7 +19,7 @@ STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch
 
 @check
 def facts(replay: SkewReplay) -> Iterator[Finding]:
-    """What the checkpoint says of the draft is what was trained: which row of a block predicts what, layers, norms."""
+    """The checkpoint states the draft as it was trained: which row of a block predicts what, layers, norms."""
     if replay.facts is None:
         return
     mine, theirs = replay.facts
@@ -51,7 +51,7 @@ def rope(replay: SkewReplay) -> Iterator[Finding]:
 
 @check
 def text(replay: SkewReplay) -> Iterator[Finding]:
-    """The answers are what the target would say."""
+    """The answers are the target's own greedy ones."""
     differing = []
     for answer, generation in zip(replay.answers, replay.generations, strict=True):
         own = answer.tokens[answer.spans[0][0] :].tolist()

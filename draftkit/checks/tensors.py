@@ -72,7 +72,7 @@ def finite(tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
 
 @check
 def trained(tensors: Mapping[str, TensorHandle], facts: Mapping[str, object]) -> Iterator[Finding]:
-    """Whether each looks like what training leaves. A map may well be zero at first, and is no matter of this."""
+    """Tensors that do not look as training leaves them. Vocabulary maps are left out, as these may be zero."""
     for name, handle in tensors.items():
         if handle.dtype in FLOATS:
             tensor = handle.load().float()

@@ -37,7 +37,7 @@ MAX_SLOTS = 16  # sequences decoded together; more cost memory, and save nothing
 
 @dataclass(frozen=True)
 class Tried:
-    """One measured change.
+    """A change of the draft that was measured.
 
     `confirmed`: it looked helpful on the first prompts and was measured again on the others, which these figures are
     of; the interval of `gain` holds for one change of each experiment together. `recommended`: of its experiment, it

@@ -82,11 +82,12 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def lane(self, source: str | None, asked: Conversations, report: Report) -> AbstractContextManager[Lane]:
-        """What runs requests with a draft, or without one, at the settings of `asked`: ready and warm for all requests
-        of these. Closed when the body ends. Raises `DraftkitError`."""
+        """A lane: a function that runs requests with a draft, or without one, at the settings of `asked`.
+
+        It is warm for all requests of these, and closed when the body ends. Raises `DraftkitError`."""
 
     def alone(self, settings: Settings) -> str | None:
-        """Why it cannot run with a draft and without one at a time; None where it can."""
+        """Why the engine cannot run with a draft and without one at the same time; None where it can."""
         return None
 
     @property
@@ -95,11 +96,12 @@ class BaseEngine(ABC):
         return None
 
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
-        """The cell with what only this engine tells of a run. Raises `DraftkitError` for a run that is wrong."""
+        """The cell with the figures that only this engine gives of a run. Raises `DraftkitError` for a run that is
+        wrong."""
         return cell
 
     def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
-        """The cells with what is predicted for other settings, and what is to be said of that."""
+        """The cells with predictions for other settings, and findings about these."""
         return list(cells), []
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
@@ -107,8 +109,8 @@ class BaseEngine(ABC):
         return []
 
     def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers | None:
-        """What another program answers to the first requests of a greedy run without a draft; None where there is none,
-        as for an engine that is only seen from outside."""
+        """The answers of another program to the first requests of a greedy run without a draft; None where there is
+        none, as for an engine that is only seen from outside."""
         return None
 
 

@@ -57,7 +57,7 @@ def _forced(model: PreTrainedModel, texts: Sequence[Sequence[int]], prompt: int)
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """A model with transformers' own attention."""
+    """Give a model transformers' own attention while the body runs."""
     model.set_attn_implementation("eager")
     try:
         yield
@@ -91,7 +91,7 @@ def _with_rows(answer: Answer, logprobs: Tensor, alternatives: int) -> Answer:
 
 @torch.inference_mode()
 def generated(target: Target, request: Request) -> tuple[int, ...]:
-    """What transformers' own `generate` answers greedily, with its own cache and attention."""
+    """The greedy answers of transformers' own `generate`, with its own cache and attention."""
     model = target.model
     stated, model.generation_config = model.generation_config, GenerationConfig()
     ends = None if request.ignore_eos else sorted(target.eos_token_ids) or None

@@ -15,7 +15,7 @@ def notebook_progress() -> PromptProgress:
 
 
 def notebook_trials() -> Callable[[str, int, int], None]:
-    """One bar that says what is measured now, likewise."""
+    """One bar that says what is measured now, where a notebook's kernel runs this process."""
     if "ipykernel" not in sys.modules:
         return lambda *_: None
     from tqdm.auto import tqdm

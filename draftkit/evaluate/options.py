@@ -91,7 +91,7 @@ class LlamaCppSettings:
     log: Path = field(default=Path("llama-server.log"), metadata={"internal": True})  # numbered for each draft
 
     def logging_to(self, log: Path) -> LlamaCppSettings:
-        """The same with another log."""
+        """The same settings with another log."""
         return replace(self, log=log)
 
 

@@ -103,7 +103,7 @@ def plan_memory(
 
 
 def weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype: torch.dtype) -> int:
-    """Weights that stay quantized are as large as their files."""
+    """The bytes of a model's weights; those that stay quantized are as large as their files."""
     if stays_quantized(config):
         return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return own.parameters * dtype.itemsize

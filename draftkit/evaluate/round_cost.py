@@ -84,7 +84,7 @@ class Forward:
         return self.weights + experts + self.cached * positions * sequences
 
     def seconds(self, device: Device, sequences: int, rows: int, positions: int) -> float:
-        """The time without the gaps between kernels."""
+        """The seconds of the forward without the gaps between kernels."""
         operations = 2 * sequences * rows * self.numbers
         return max(self.bytes_read(sequences, rows, positions) / device.bandwidth, operations / device.speed)
 
@@ -129,8 +129,10 @@ class RoundCost:
 
 
 def present_device(device: torch.device, dtype: torch.dtype) -> Device:
-    """As the data sheet of a GPU in the table has it; of others as measured: a matrix times a vector for the bandwidth,
-    times a matrix for the speed, and an operation on one number for the gap. Takes about a second."""
+    """The device at hand: a GPU of the table by its data sheet, any other device measured, which takes about a second.
+
+    A product of a matrix with a vector tells the bandwidth, with a matrix the speed, and an operation on one number
+    the gap."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     words = set(name.upper().replace("-", " ").split())
     known = [listed for listed in DEVICES if device.type == "cuda" and listed.name.split()[0] in words]
@@ -147,7 +149,7 @@ def present_device(device: torch.device, dtype: torch.dtype) -> Device:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The least of a few times, after a first that warms up."""
+    """The shortest of a few timings of a function, after a first call that warms up."""
     times = []
     for _ in range(1 + REPEATS):
         began = time.perf_counter()

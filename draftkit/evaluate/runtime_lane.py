@@ -39,7 +39,7 @@ def engine_of(
 
 
 def runtime_lane(engine: Engine, report: Report = lambda *_: None) -> Lane:
-    """The engine as it is."""
+    """A lane on an engine that is there already."""
 
     def run(requests: Sequence[Request]) -> Run:
         began = time.perf_counter()
@@ -65,7 +65,7 @@ def _answer(generation: Generation, k: int) -> Answer:
 
 
 class _Heard:
-    """The rounds of a run as a report of it."""
+    """Reports a run by its rounds: how many answers are done, and the acceptance length so far."""
 
     def __init__(self, report: Report):
         self._report = report

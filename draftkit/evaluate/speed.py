@@ -116,7 +116,7 @@ def _round_time(target: Target, drafter: Drafter | None, requests: Sequence[Requ
 
 
 def batches_up_to(largest: int) -> list[int]:
-    """1, 2, 4 … and `largest`."""
+    """The batch sizes 1, 2, 4 … below `largest`, and `largest` itself."""
     return sorted({1 << power for power in range(largest.bit_length())} | {largest})
 
 
@@ -188,7 +188,7 @@ class _Costs:
 
     @classmethod
     def of(cls, cell: Cell, times: RoundTimes) -> _Costs:
-        """The costs that a cell of draftkit's own engine has."""
+        """The costs that a cell of draftkit's own engine shows, with the times of its rounds."""
         assert cell.ttft_ms is not None
         assert cell.baseline_ttft_ms is not None
         return cls(

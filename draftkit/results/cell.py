@@ -166,7 +166,7 @@ class MeasuredTree:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """What was measured, and how it was asked for."""
+    """The head of a cell: what was measured, and how it was asked for."""
 
     target: str
     draft: str
@@ -232,7 +232,7 @@ class Heading:
 
     @property
     def asked(self) -> tuple[object, ...]:
-        """How a cell was asked for; of those that were asked for alike, a result has one."""
+        """What tells how a cell was asked for; a result has only one cell of each."""
         return (self.engine, *self.pair)
 
     @property
@@ -359,7 +359,8 @@ class Cell(Heading):
 
     @property
     def accepted_after(self) -> tuple[float | None, ...]:
-        """The same over the rounds in which the position before was accepted; None where there was none."""
+        """The share that was accepted at each position of the rounds that accepted the one before; None without such
+        rounds."""
         if self.conditional_acceptance_per_pos is not None:
             return self.conditional_acceptance_per_pos
         rates = self.accepted_at
@@ -376,7 +377,7 @@ class Cell(Heading):
 
     @property
     def faster(self) -> Interval | None:
-        """The same with its interval, as far as there is one."""
+        """How many times as fast as plain decoding, with the interval as far as there is one."""
         speedup = self.times_faster
         return self.speedup_interval or (None if speedup is None else Interval(speedup, None, None))
 

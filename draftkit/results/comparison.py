@@ -62,7 +62,7 @@ def _compared(before: Cell, after: Cell) -> ComparedCells:
 
 
 def _pairs(before: Cell, after: Cell) -> Iterator[tuple[PromptRecord, PromptRecord]]:
-    """What became of each prompt; nothing where they were not the same ones."""
+    """The sums of each prompt before and after; empty where the prompts were not the same."""
     one, other = ({p.id: p for p in cell.by_prompt or ()} for cell in (before, after))
     if one.keys() == other.keys() and before.prompts_sha256 == after.prompts_sha256:
         yield from ((one[id], other[id]) for id in one if one[id].rounds and other[id].rounds)

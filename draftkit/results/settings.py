@@ -319,7 +319,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Taken:
-    """What an engine takes of the settings. `by`: the engine, as a message calls it.
+    """Which settings an engine takes. `by`: the engine, as a message calls it.
 
     `several_k`: whether one measurement has several K. `verification`: the kinds that it has. `left`: the settings that
     it does not take, by name.

@@ -72,7 +72,7 @@ def acceptance_length(generations: Sequence[Generation]) -> Interval:
 
 
 def drafted_acceptance_length(generations: Sequence[Generation]) -> Interval:
-    """The same over the rounds in which something was drafted, as vLLM counts."""
+    """The acceptance length over the rounds in which something was drafted, as vLLM counts."""
     drafting = [[r.accepted for r in g.rounds if r.drafted] for g in generations]
     return length_over_prompts([(sum(accepted), len(accepted)) for accepted in drafting if accepted])
 
@@ -105,7 +105,7 @@ def log_length(sums: Sums) -> Estimate:
 
 
 def expected_sums(rounds: Sequence[Sequence[Round]]) -> Sums:
-    """What `expected_acceptance_length` is the mean of, from the rounds of each prompt."""
+    """The sums of each prompt's rounds of which `expected_acceptance_length` is the mean."""
     return [(sum(map(_expected, of_prompt)), len(of_prompt)) for of_prompt in rounds]
 
 

@@ -147,7 +147,7 @@ def _use(
 
 
 def _beyond(other: Cell | None, cells: Sequence[Cell]) -> str:
-    """What to do at a larger batch, where what was chosen is not known to pay."""
+    """A clause that says what to do at a larger batch, where the chosen draft is not known to pay."""
     if other is not None:
         return f"{_named(other)}, {_speed(other)}"
     return "draft nothing" if all(_does_not_pay(cell) for cell in cells) else "whether a draft pays cannot be told"
@@ -199,9 +199,9 @@ def _of(
 
 
 def _more_prompts(cell: Cell, rival: Cell | None) -> int | None:
-    """How many it takes until the interval of the speed-up is as wide as the distance to plain decoding, or to the
-    rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth it, or
-    something else than few prompts made an interval wide."""
+    """How many more prompts it takes until the interval of the speed-up is as wide as the distance to plain decoding,
+    or to the rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth
+    it, or something else than few prompts made an interval wide."""
     interval, speedup = cell.speedup_interval, cell.times_faster
     if interval is None or interval.bounds is None or speedup is None:
         return None

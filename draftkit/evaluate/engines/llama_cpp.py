@@ -44,7 +44,7 @@ class _Served:
 
 
 class LlamaCppEngine(BaseEngine):
-    """llama.cpp, from GGUF files; what is none is made one on the way, in its dtype, once for all cells.
+    """llama.cpp, from GGUF files; other models are converted on the way, in their dtype, once for all cells.
 
     A result calls each draft by its name and how large its file is.
     """
@@ -63,7 +63,8 @@ class LlamaCppEngine(BaseEngine):
         return cls(with_values(LlamaCppSettings, values).logging_to(log))
 
     def check(self, job: Job) -> None:
-        """Raises `DraftkitError` also for a draft that llama.cpp does not run, or with fewer tokens."""
+        """Take on a job. Raises `DraftkitError` also for a draft that llama.cpp does not run, or only with fewer
+        tokens."""
         super().check(job)
         AS_STARTED.check(job.sweep)
         self.opened = [_run_by_it(opened, job.sweep.first) for opened in job.opened.values()]
@@ -128,7 +129,7 @@ class LlamaCppEngine(BaseEngine):
 
 
 def _run_by_it(opened: OpenedDraft, settings: Settings) -> Draft:
-    """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
+    """The draft, if llama.cpp runs it with so many tokens a round. Raises `DraftkitError` if not."""
     source = opened.name
     draft = opened.plan().require_draft() if opened.is_foreign else opened.draft
     spec, k = draft.spec, settings.num_speculative_tokens

@@ -38,7 +38,7 @@ HELD_AGAINST_GENERATE = 4  # requests of a certificate
 
 
 class OwnEngine(BaseEngine):
-    """Target and drafts, loaded once for all cells."""
+    """draftkit's own engine, with target and drafts loaded once for all cells."""
 
     name = "draftkit"
     keeps_rounds = True
@@ -93,7 +93,7 @@ class OwnEngine(BaseEngine):
         return replace(cell, near_ties=ties, memory=self.plans[cell.draft])
 
     def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers:
-        """transformers' `generate`, for the first few requests, and the noise between two batch sizes."""
+        """The answers of transformers' `generate` to the first few requests, and the noise between two batch sizes."""
         target, settings = Target(self.model), asked.settings
         rows = settings.num_speculative_tokens + 1
         rounding = measure_rounding(target, plain.generations, rows=rows, together=settings.concurrency)

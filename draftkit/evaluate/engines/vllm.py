@@ -57,7 +57,7 @@ class VllmEngine(BaseEngine):
 
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
-        """Raises `DraftkitError` with vLLM's last words when it fails."""
+        """A lane in a vLLM of its own. Raises `DraftkitError` with the end of vLLM's output when it fails."""
         requests, end_ids = asked.first_requests, self.job.opened_target.end_ids
 
         def prompts(asked: Sequence[Request]) -> list[PromptTokens]:
@@ -116,7 +116,8 @@ class VllmEngine(BaseEngine):
         return arguments
 
     def alone(self, settings: Settings) -> str | None:
-        """Two engines share a GPU only where each was told to take at most half of it."""
+        """Why two engines cannot run at a time: they share a GPU only where each was told to take at most half of
+        it."""
         if device_named(settings.device) == "cpu" or (self.settings.gpu_memory_utilization or 1.0) <= 0.5:
             return None
         return "each takes most of the GPU: add --set gpu_memory_utilization=0.45"
