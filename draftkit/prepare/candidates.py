@@ -127,7 +127,7 @@ def _name_of(model: Path, folder: Path) -> str:
 
 
 def _judge(model: Located, target: Vocabulary, whole: Cost, acceptance: float) -> Candidate:
-    """Raises `DraftkitError` for what cannot draft for the target."""
+    """The candidate in a folder. Raises `DraftkitError` for a model that cannot draft for the target."""
     vocabulary = open_vocabulary(model)
     check_kind(vocabulary.tokenizer, model.name)
     cost = read_cost(model.path)

@@ -20,7 +20,7 @@ from draftkit.prepare.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Head:
-    """What a draft proposes with. `ids` int64 [Vd]: its tokens; row i has the logit of `ids[i]`.
+    """The output layer that a draft proposes with. `ids` int64 [Vd]: its tokens; row i has the logit of `ids[i]`.
 
     `weights` [Vd, H]: the draft's own tensor or the target's; of a causal language model all V rows, whatever `ids`.
     """
@@ -32,7 +32,7 @@ class Head:
         return len(self.ids)
 
     def bytes_of(self, size: int) -> int:
-        """What a draft step reads of `size` rows."""
+        """The bytes of `size` rows, which a draft step reads."""
         return tensor_bytes(self.weights.dtype, (size, *self.weights.shape[1:]))
 
     def choose(self, counts: Tensor, size: int, kept: Sequence[int]) -> Tensor:

@@ -103,7 +103,8 @@ EXAMPLES = 10
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the tokens of a text are. `counts`: kind → how many; `examples`: the commonest that are no copies."""
+    """The kinds of match of a text's tokens. `counts`: kind → how many; `examples`: the commonest that are no
+    copies."""
 
     tokens: int
     counts: dict[MatchKind, int]

@@ -1,4 +1,4 @@
-"""How what is no metric of a cell is written in tables and on pages."""
+"""Texts in tables and on pages for figures that are no metric of a cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def size(count: float | None) -> str:
 
 
 def severity(name: Severity) -> Text:
-    """How bad a finding is, in its color."""
+    """The severity of a finding, in its color."""
     return Text(name, style=SEVERITY_STYLES[name])
 
 

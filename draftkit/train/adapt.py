@@ -158,8 +158,8 @@ class Adaptation:
 
 @dataclass
 class _Requests:
-    """What is read before anything is written: the log, and the general rows, None where the target has yet to write
-    them from `cut`, its chat template up to the user's words."""
+    """The rows that are read before anything is written: the log, and the general rows, None where the target has yet
+    to write them from `cut`, its chat template up to the user's words."""
 
     logged: list[Logged]
     renderer: Renderer
@@ -333,7 +333,7 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
 
 
 class _Responder:
-    """What answers the requests: the endpoint, or the target in this process, loaded when it is first needed."""
+    """The responder to the requests: the endpoint, or the target in this process, loaded when it is first needed."""
 
     def __init__(self, settings: AdaptSettings, target: OpenedTarget, tokenizer: TargetTokenizer):
         self._settings = settings

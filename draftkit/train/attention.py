@@ -50,7 +50,7 @@ class Masks:
     def bias(
         self, layer: Hashable, dtype: torch.dtype, rows: range | None = None, columns: tuple[range, ...] | None = None
     ) -> Tensor:
-        """What is added to scores, 0 or −∞: [1, 1, R, C], of all rows and columns or of some."""
+        """The bias that is added to scores, 0 or −∞: [1, 1, R, C], of all rows and columns or of some."""
         rows = range(self._rows) if rows is None else rows
         columns = (range(self._columns),) if columns is None else columns
         key = layer, dtype, rows, columns
@@ -413,7 +413,7 @@ def attend_blocks(
     anchored: bool = False,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The attention function for transformers' interface."""
+    """The attention function of blocks for transformers' interface."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     visibility = BlockVisibility(sliding_window, bidirectional, anchored)
     return blocks.attend(layer, *in_one_dtype(query, key, value), scaling, visibility).transpose(1, 2), None

@@ -86,7 +86,7 @@ def draft_in_memory(
 
 
 def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin, ...]:
-    """What the draft was trained as; the config of a causal language model has a file of its own."""
+    """The facts that the draft was trained with; the config of a causal language model has a file of its own."""
     facts = {name: (value, "as it was trained") for name, value in spec.facts().items() if name != "config"}
     if speculative_tokens is not None:
         facts[TOKENS_FACT] = (speculative_tokens, "the steps of its training")

@@ -159,12 +159,12 @@ class TrainingCurve:
 
     @property
     def longest(self) -> ValidatedStep:
-        """The one with the longest acceptance length, which is kept."""
+        """The validation with the longest acceptance length, whose draft is kept."""
         return best_of(self.steps)
 
     @property
     def lowest(self) -> ValidatedStep | None:
-        """The first with the lowest loss."""
+        """The first validation with the lowest loss."""
         known = [found for found in self.steps if found.loss is not None]
         return min(known, key=lambda found: found.loss or 0.0, default=None)
 
@@ -209,7 +209,7 @@ def too_few(documents: int | None) -> str:
 
 
 def best_of(steps: Iterable[ValidatedStep]) -> ValidatedStep:
-    """The first of those with the most merit."""
+    """The first of the validations with the most merit."""
     return max(steps, key=lambda found: found.merit)
 
 

@@ -143,7 +143,7 @@ def _decode(
 
 @torch.inference_mode()
 def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -> Tensor | None:
-    """What the runtime would give the draft for the whole answer: [1, T, F]."""
+    """The states that the runtime would give the draft for the whole answer: [1, T, F]."""
     tokens = torch.from_numpy(answer.tokens).long()[None].to(target.device)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
     slots = torch.zeros(1, dtype=torch.int64, device=target.device)

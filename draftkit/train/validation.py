@@ -74,8 +74,7 @@ def _spans(batch: TrainingBatch) -> Iterator[tuple[int, int]]:
 
 class Judged(NamedTuple):
     """A sample whose rounds were simulated: its number in the file, its rounds, and sums over what serving would draft:
-    how many
-    drafts, their Σ min(p, q), and the target's mass outside the draft vocabulary."""
+    how many drafts, their Σ min(p, q), and the target's mass outside the draft vocabulary."""
 
     number: int
     rounds: list[SimulatedRound]

@@ -114,8 +114,7 @@ def costs_of_states(
     estimate: str,
 ) -> StatesCosts:
     """The costs for `states` vectors of `size` numbers a token. `waiting_tokens`: those of the rows that a stream
-    holds;
-    `token_seconds`: what the target takes."""
+    holds; `token_seconds`: what the target takes."""
 
     def stored(tokens: float, samples: float, encoding: Encoding) -> int:
         offsets = torch.int64.itemsize * samples

@@ -28,7 +28,7 @@ def plain(value: object) -> str:
 
 
 def acceptance_table(rows: Sequence[NumberedCell]) -> str:
-    """What each cell accepted."""
+    """A table of what each cell accepted."""
     return _shown("card-acceptance", rows)
 
 

@@ -78,7 +78,7 @@ def shares(label: str) -> Axis:
 
 
 def logarithmic(label: str, values: Iterable[float], at: Sequence[float] = ()) -> Axis:
-    """The same for positive values, with ticks `at` values, or at 1, 2 and 5 times powers of ten."""
+    """A logarithmic axis for positive values, with ticks `at` values, or at 1, 2 and 5 times powers of ten."""
     found = [math.log10(value) for value in values]
     margin = MARGIN * (max(found) - min(found)) or 0.1
     low, high = min(found) - margin, max(found) + margin

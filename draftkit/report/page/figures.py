@@ -55,12 +55,12 @@ def holds_figures(folder: Path) -> bool:
 
 
 def acceptance_by_position(series: Sequence[Series]) -> Chart | None:
-    """Accepted draft tokens at each position / rounds."""
+    """The share of rounds in which the draft token at each position was accepted."""
     return _by_position("Accepted at each position", "share of rounds", series, lambda cell: cell.accepted_at)
 
 
 def conditional_acceptance_by_position(series: Sequence[Series]) -> Chart | None:
-    """The same over the rounds in which the position before was accepted: how good the draft is there."""
+    """The share of those rounds that accepted the position before: how good the draft is at each position."""
     return _by_position(
         "Accepted where the one before was", "share of these rounds", series, lambda cell: cell.accepted_after
     )
@@ -182,7 +182,7 @@ def throughput_by_batch(series: Sequence[Series]) -> Chart | None:
 
 
 def latency_distribution(series: Sequence[Series], name: str) -> Chart | None:
-    """Which share of times is at most so long. `name`: a key of `LATENCIES`."""
+    """The share of latencies that are at most so long. `name`: a key of `LATENCIES`."""
     measured = {one.number: getattr(one.main, f"{name}_quantiles_ms") or () for one in series}
     shown = [one for one in series if measured[one.number]]
     if not shown:
@@ -256,7 +256,7 @@ def _by_k(title: str, label: str, lines: Sequence[Line], legend: tuple[Line, ...
 
 
 def _legend(series: Sequence[Series], kinds: Sequence[Line] = ()) -> tuple[Line, ...]:
-    """The series, then kinds of lines."""
+    """The legend: the series, then kinds of lines."""
     return (*(_line(one, ()) for one in series), *kinds)
 
 
@@ -272,7 +272,7 @@ def _kinds(series: Sequence[Series]) -> list[Line]:
 def _line(
     one: Series, points: Sequence[Point], *, marker: str | None = None, dash: str | None = None, width: float = 2
 ) -> Line:
-    """Solid for as many series as there are colors, then dashed."""
+    """The line of a series: solid for as many series as there are colors, then dashed."""
     markers = tuple(MARKERS)
     return Line(
         short(one.name),

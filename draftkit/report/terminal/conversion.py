@@ -53,7 +53,7 @@ def show_conversion(console: Console, conversion: Conversion, *, verbose: bool =
 
 
 def report_conversion(console: Console, conversion: Conversion, out: Path, *, verbose: bool = False) -> None:
-    """What was written, what had to be assumed, and how to serve it."""
+    """Print what was written, what had to be assumed, and how to serve it."""
     draft = conversion.require_draft()
     read_as = conversion.reading.plan.format if conversion.reading else "unified"
     written = f"{_written(draft, conversion.destination.name, out)}; from {conversion.source.name} ({read_as})"
@@ -279,7 +279,7 @@ def draft_json(draft: Draft) -> dict[str, object]:
 
 
 def _show(console: Console, table: Table) -> None:
-    """A table, unless it is empty."""
+    """Print a table, unless it is empty."""
     if table.row_count:
         console.print(table)
 
@@ -309,7 +309,7 @@ def _moves_table(moves: Sequence[Move], title: str) -> Table:
 
 
 def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Each in its severity's color: what is wrong, what mends it, and where it is documented."""
+    """Print each finding in its severity's color: what is wrong, what mends it, and where it is documented."""
     rows = columns()
     for finding in findings:
         named = f" [{'; '.join(text for text in (finding.name, finding.source) if text)}]"
@@ -330,7 +330,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def findings_of_heads(checkpoint: Checkpoint, heads: TargetHeads, *, read: bool) -> list[Finding]:
-    """What is wrong with the heads; `read` looks at the numbers in their tensors too."""
+    """The findings about a target's heads; `read` looks at the numbers in their tensors too."""
     evidence = Evidence(config=checkpoint.config, heads=heads, stored=Stored(checkpoint.tensors) if read else None)
     return findings(evidence, "target_heads")
 

@@ -38,7 +38,7 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
 
 
 def states_plan(plan: Mapping[str, Any]) -> str:
-    """What storing hidden states takes."""
+    """A table of what storing hidden states takes."""
     counts = "{documents:,} samples, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
     sizes = f"{_size(plan['bytes'])} of {_size(plan['free_bytes'])} free"
     time = f"about {timedelta(seconds=round(plan['seconds']))}, from {plan['probe_tokens']:,} tokens"

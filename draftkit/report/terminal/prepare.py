@@ -67,7 +67,7 @@ def _count(number: int) -> str:
 
 
 def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
-    """What draft vocabularies of several sizes allow."""
+    """A table of what draft vocabularies of several sizes allow."""
     table = Table("draft vocabulary", "of the tokens in the loss mask", f"acceptance length at most, K={k}")
     for column in table.columns:
         column.justify = "right"

@@ -295,7 +295,7 @@ def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
 
 
 def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
-    """What rounds take by arithmetic."""
+    """A table of what rounds take by arithmetic."""
     columns = ("device", "batch", "context", "K", "GB read", "kernels", "ms", "plain, ms", "pays from")
     table = Table(*columns, title=f"{draft}: rounds by arithmetic", title_justify="left")
     for column in table.columns[1:]:
@@ -344,7 +344,7 @@ def cells_csv(result: Result) -> str:
 
 
 def columns() -> dict[str, str]:
-    """Column by column of a cell, where its value lies."""
+    """The columns of the CSV: for each, where its value lies in a cell."""
     return {
         metric.name + ending: metric.path + part
         for metric in metrics_of("csv", ())

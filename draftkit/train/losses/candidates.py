@@ -56,8 +56,7 @@ class Candidates:
 
 class CandidateLoss(NamedTuple):
     """The loss of the distribution that the scores of candidates are logits of; its fields are those of `LinearLoss`,
-    and
-    a draft is always a candidate."""
+    and a draft is always a candidate."""
 
     value: Tensor
     loss: Tensor

@@ -69,7 +69,7 @@ def ce(rows: LossRows) -> Contribution:
 
 
 def soft_ce(rows: LossRows) -> Contribution:
-    """−Σ p log q: what EAGLE-1 and EAGLE-3 publish."""
+    """Cross-entropy with the target's distribution, −Σ p log q, as EAGLE-1 and EAGLE-3 publish it."""
     return Contribution(-(rows.p * rows.log_q).sum(-1), -rows.p)
 
 
@@ -85,14 +85,14 @@ def reverse_kl(rows: LossRows) -> Contribution:
 
 
 def jsd(rows: LossRows) -> Contribution:
-    """½ KL(p‖m) + ½ KL(q‖m) with m = ½(p + q)."""
+    """Jensen-Shannon divergence: ½ KL(p‖m) + ½ KL(q‖m) with m = ½(p + q)."""
     log_m = torch.logaddexp(rows.log_p, rows.log_q) - log(2)
     slope = rows.q * (rows.log_q - log_m) / 2
     return Contribution((rows.p * (rows.log_p - log_m)).sum(-1) / 2 + slope.sum(-1), slope)
 
 
 def tv(rows: LossRows) -> Contribution:
-    """1 − α = ½ ‖p − q‖₁."""
+    """Total variation, which is the chance of a rejection: 1 − α = ½ ‖p − q‖₁."""
     return Contribution(1 - rows.alpha, -rows.alpha_slope)
 
 
@@ -158,7 +158,7 @@ class Loss:
 
     @property
     def needs_target(self) -> bool:
-        """Whether labels alone are too little."""
+        """Whether a loss of the sum needs the target's distribution, and not labels alone."""
         return self.names != {"ce"}
 
     @property

@@ -44,7 +44,7 @@ def compute_dtype(*factors: Tensor) -> torch.dtype:
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """The type of a product's sums."""
+    """The type in which a product's sums are kept."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -87,8 +87,7 @@ class DFlash2(BlockRecipe):
         candidates: Candidates | None = None,
     ) -> LinearLoss:
         """The comparison of a block drafter with the selector's loss added, and the selector's drafts in place of the
-        rows'
-        own."""
+        rows' own."""
         selector, layer, temperature = self.draft.candidate_selector, self.draft.lm_head, self.options.temperature
         assert selector is not None
         assert isinstance(layer, nn.Linear)

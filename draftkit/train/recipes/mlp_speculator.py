@@ -85,7 +85,7 @@ class MlpSpeculator(Recipe):
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
-        """Raises `DraftkitError` for more drafts than heads."""
+        """The chains of `k` drafts. Raises `DraftkitError` for more drafts than heads."""
         if k > self.draft.spec.num_heads:
             raise DraftkitError(f"chains of {k} drafts", expected=f"at most {self.draft.spec.num_heads}, one a head")
         drafted = batch.drafted(k)

@@ -129,12 +129,12 @@ class Recipe(nn.Module, ABC):
         return False
 
     def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
-        """What a row of `samples` is replaced by before the target reads it; nothing gets longer. `seed`: the step's,
-        the same on all devices. A recipe that trains on the draft's own text overrides this."""
+        """The samples that take the place of a row of `samples` before the target reads it; nothing gets longer.
+        `seed`: the step's, the same on all devices. A recipe that trains on the draft's own text overrides this."""
         return samples
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, by its names in the unified layout."""
+        """The tensors of a checkpoint, by their names in the unified layout."""
         return self.stored(merged_state(self.draft))
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -139,7 +139,7 @@ class BlockRecipe(Recipe):
     @property
     @abstractmethod
     def confidence_weight(self) -> float:
-        """What the confidence head's loss counts."""
+        """The weight of the confidence head's loss."""
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.draft.spec.draft_tokens)
@@ -195,9 +195,8 @@ class BlockRecipe(Recipe):
         return self.draft.markov_head.markov_w1(previous).detach()
 
     def _latents(self, previous: Tensor, output: Tensor) -> Tensor:
-        """What the Markov head's second table reads, [M, K, r], of the tokens before each row int64 [M, K] and the
-        rows'
-        outputs; of width 0 without such a head."""
+        """The latents that the Markov head's second table reads, [M, K, r], of the tokens before each row int64 [M, K]
+        and the rows' outputs; of width 0 without such a head."""
         head = self.draft.markov_head
         if head is None:
             return output[..., :0]
@@ -242,8 +241,7 @@ class BlockRecipe(Recipe):
 
     def taught(self, batch: TrainingBatch, rows: BlockRows) -> tuple[Tensor, Tensor]:
         """The position of the token before each row, whose state teaches it, and the token that the target emitted
-        there:
-        int64 [R] each."""
+        there: int64 [R] each."""
         taught = (rows.anchors + 1 + rows.steps) % batch.tokens.shape[1]
         return taught, shifted(batch.tokens[0], 1)[taught]
 
@@ -282,8 +280,7 @@ class BlockRecipe(Recipe):
 
 def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
     """A random choice of at most so many of the anchors, ascending; those with a draft that counts more than 1 are
-    taken
-    first. It is drawn by torch's own generator, whose state the Trainer saves."""
+    taken first. It is drawn by torch's own generator, whose state the Trainer saves."""
     if most is None or len(anchors) <= most:
         return anchors
     order = torch.randperm(len(anchors)).to(anchors.device)
