@@ -40,8 +40,8 @@ class ShowProgress(Protocol):
 
 @contextmanager
 def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator[ShowProgress]:
-    """How far long work is, on stderr: a bar for each name, or `one_bar` that takes the name of what runs; where that
-    is no terminal, on which a bar would move, a line now and then."""
+    """Show on stderr how far long work is: a bar for each name, or `one_bar` that takes the name of what runs; where
+    that is no terminal, on which a bar would move, a line now and then."""
     if not sys.stderr.isatty():
         yield _progress_lines(in_bytes)
         return
@@ -98,7 +98,7 @@ def _progress_lines(in_bytes: bool, *, begins: bool = False) -> ShowProgress:
 
 @contextmanager
 def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """The same for one kind of work; yields what to call with how many more are done."""
+    """Progress of one kind of work: yields a function that is called with how many more are done."""
     with shown_progress(in_bytes=in_bytes) as show:
         done = 0
 
@@ -114,7 +114,7 @@ def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) ->
 
 @contextmanager
 def prompt_progress() -> Iterator[PromptProgress]:
-    """How far a measurement is as a whole: one bar with the time left and what runs, with its acceptance length so far;
+    """Show how far a measurement is as a whole: one bar with the time left and what runs, with its acceptance length so far;
     off a terminal a line when a cell begins, and every minute."""
     bar = shown_progress(one_bar=True) if sys.stderr.isatty() else nullcontext(_progress_lines(False, begins=True))
     with bar as show:

@@ -103,7 +103,7 @@ def _quiet_hub() -> None:
 
 
 def _show(publication: Publication, as_json: bool) -> None:
-    """What would be uploaded."""
+    """Print what would be uploaded."""
     from rich.table import Table
 
     files = [{"path": name, "bytes": size} for name, size in publication.sizes.items()]

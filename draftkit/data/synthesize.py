@@ -217,7 +217,7 @@ def _prompt_of(
 
 
 def _words(text: str) -> str:
-    """What makes two prompts the same: their words, whatever the case, the spaces and the signs between."""
+    """The words of a prompt, by which two are the same whatever their case, spaces and punctuation."""
     return " ".join(re.findall(r"\w", text.casefold()) if _unspaced(text) else re.findall(r"\w+", text.casefold()))
 
 

@@ -46,7 +46,7 @@ def choose_vocabulary(counts: Tensor, size: int, kept: Sequence[int] = ()) -> Te
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a draft vocabulary of a size allows.
+    """The most that a draft can accept with a vocabulary of one size.
 
     `coverage`: the share of the tokens in the loss masks that are in it. `acceptance_length`: of a draft that always
     proposes the right token where it has it, with K drafts a round.

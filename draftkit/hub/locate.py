@@ -61,7 +61,7 @@ class Located:
 
     @property
     def at_commit(self) -> str:
-        """What another process calls it, to find the same: its name, with the commit where it is of the Hub."""
+        """The name by which another process finds the same source: with its commit, if it is of the Hub."""
         return self.name if self.repo is None else f"{self.repo}@{self.revision}"
 
     @cached_property
@@ -76,7 +76,7 @@ class Located:
 
     @cached_property
     def config(self) -> dict[str, object]:
-        """What `config.json` says; nobody changes it. Raises `SourceError`/`FormatError`."""
+        """The content of `config.json`, which nobody changes. Raises `SourceError`/`FormatError`."""
         return object_in(self.config_text, self.folder / "config.json")
 
     @property
@@ -163,7 +163,7 @@ def _in_folder(source: str, as_file: bool) -> Located:
 
 
 def _instead_of(file: Path) -> str:
-    """What to do instead of giving a file where a model is wanted."""
+    """A hint for a user who gave a file where a model is wanted."""
     if gguf_file(file.parent) is not None or (file.parent / "config.json").is_file():
         return f"pass the folder: {command(file.parent)}"
     if file.suffix == ".json":
@@ -188,7 +188,7 @@ def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool
 
 
 def _patiently(fetch: Callable[[], Fetched]) -> Fetched:
-    """What `fetch` returns, called again where the Hub has too many requests (429, 503) and says when to come back.
+    """Call `fetch`, and again where the Hub has too many requests (429, 503) and says when to come back.
 
     Raises what `fetch` does, also where that would take more than `PATIENCE`.
     """
@@ -328,7 +328,7 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _explained(error: BaseException, repo: str, revision: str | None) -> SourceError:
-    """What went wrong between us and the Hub, in the user's terms."""
+    """The error that says in the user's terms what went wrong between draftkit and the Hub."""
     from huggingface_hub import constants, errors, is_offline_mode
 
     url = f"{constants.ENDPOINT}/{repo}"

@@ -120,7 +120,7 @@ def _commit(api: HfApi, repo: str, files: Mapping[str, Path | bytes], message: s
 
 
 def _explained(error: BaseException, repo: str, revision: str | None) -> SourceError:
-    """What went wrong between us and the Hub, in the user's terms."""
+    """The error that says in the user's terms what went wrong between draftkit and the Hub."""
     from huggingface_hub import constants, errors
 
     url = f"{constants.ENDPOINT}/{repo}"
@@ -171,7 +171,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> SourceE
 
 
 def _refused(error: BaseException, status: int, repo: str, revision: str | None, url: str) -> SourceError:
-    """What an answer of the Hub with this status means."""
+    """The error that says what an answer of the Hub with this status means."""
     said = str(getattr(error, "server_message", None) or "")
     if status in (402, 413) or (status == 403 and _FULL.search(said)):
         return _full(repo, url, said)

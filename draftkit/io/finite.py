@@ -58,7 +58,7 @@ def check_finite(tensors: Mapping[str, TensorHandle], where: Path) -> None:
 
 
 def find_non_finite_loaded(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[NonFinite]:
-    """The same of tensors in memory, on any device: no second copy of one is made."""
+    """The tensors in memory, on any device, that hold NaN or an infinity; no second copy of one is made."""
     found = (
         _search(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.detach().flatten().split(LOADED_BLOCK))
         for name, tensor in tensors

@@ -116,7 +116,7 @@ class GgufTensor:
         return _nbytes(self.type, self.handle.shape)
 
     def chunks(self) -> Iterator[Chunk]:
-        """The bytes in the file."""
+        """The tensor's bytes as the file holds them."""
         if self.handle.dtype == self.type:
             yield from self.handle.chunks()
             return
@@ -339,7 +339,7 @@ def _is_unpacked(kind: str) -> bool:
 
 
 def _plain(found: Typed) -> Any:
-    """A value; a float32 as the shortest decimal that is this number."""
+    """A value of the metadata as Python has it; a float32 as the shortest decimal that is this number."""
     return _shortest(found.value) if found.type == FLOAT32 and math.isfinite(found.value) else found.value
 
 

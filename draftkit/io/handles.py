@@ -73,7 +73,8 @@ class TensorHandle:
         return self.reader(size)
 
     def blocks(self, block: int) -> Iterator[bytes]:
-        """The same in pieces of whole blocks, of `block` bytes each: about `CHUNK_BYTES`, one block at least."""
+        """The tensor's bytes in pieces of whole blocks of `block` bytes: about `CHUNK_BYTES` each, one block at
+        least."""
         size, held = max(CHUNK_BYTES // block, 1) * block, bytearray()
         for chunk in self.chunks(size):
             held += chunk

@@ -195,7 +195,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def _meant(name: object, kinds: dict[str, object]) -> str:
-    """As `did_you_mean`, for the name of a field; a record within may have the very name."""
+    """What `did_you_mean` says of a field's name; a nested record may have exactly that name."""
     for record, kind in kinds.items():
         if dataclasses.is_dataclass(kind) and name in _kinds(typing.cast(type, kind)):
             return f", did you mean {record}.{name}?"

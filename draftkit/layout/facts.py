@@ -58,7 +58,7 @@ def with_facts(architecture: Spec, where: object = "the draft", /, **values: obj
 
 
 def _of_fact(problem: str) -> str:
-    """What is wrong with a value, under the name that users set it by."""
+    """A problem with a value, under the name that users set it by."""
     path, said, what = problem.partition(": ")
     name = next((known for known, keys in PATHS.items() if path == ".".join(keys)), path.rpartition(".")[2])
     return f"--set {name}: {what}" if said else problem

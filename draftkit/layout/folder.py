@@ -50,7 +50,7 @@ class Draft:
     _kept: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def kept(self, read: Callable[[Draft], Read]) -> Read:
-        """What `read` makes of the draft: read when it is first asked for, and kept with it."""
+        """What `read` reads of the draft, once, when it is first asked for; it is kept with the draft."""
         if read not in self._kept:
             self._kept[read] = read(self)
         found: Read = self._kept[read]

@@ -35,7 +35,7 @@ def shapes_around(parts: HeadParts, hidden_size: int) -> dict[str, Sizes]:
 
 
 def shapes_of_layer(kind: HeadKind, config: Mapping[str, object], found: Collection[str]) -> dict[str, Sizes]:
-    """What a head's decoder layer must have, by what comes after its prefix; None for a size that is not known.
+    """The sizes of a head's decoder layer, by the names after its prefix; None for a size that is not known.
 
     `found`: what it has, which tells a layer with experts, and how they lie. Raises `LayoutError` for sizes that are
     none.
@@ -63,7 +63,7 @@ class _LayerSizes:
         self.text = text
 
     def of(self, *keys: str) -> int | None:
-        """The first that is stated. Raises `LayoutError` for one that is no size."""
+        """The first of these keys that is stated. Raises `LayoutError` for a value that is no size."""
         key = next((key for key in keys if self.text.get(key) is not None), None)
         value = None if key is None else self.text[key]
         if value is not None and (type(value) is not int or value < 0):

@@ -120,7 +120,8 @@ def language_model(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def class_defaults(config: Mapping[str, object]) -> dict[str, object]:
-    """What transformers' class for a configuration makes of it, for its language model; empty where it has none."""
+    """The values that transformers' class for a configuration fills in, for its language model; empty where it has
+    none."""
     from transformers import CONFIG_MAPPING
 
     for values in (config, language_model(config)):  # the class of a wrapper may be the author's own

@@ -261,7 +261,7 @@ def run_worker(
 
 
 def parent_lives() -> Callable[[], bool]:
-    """What says whether the process that started this one is still there."""
+    """A function that says whether the process that started this one is still there."""
     parent = os.getppid()
     return lambda: os.getppid() == parent
 

@@ -46,7 +46,7 @@ FILE_BYTES = 4096  # what a shard's header and its line in the manifest take at 
 
 
 class Extractor(Protocol):
-    """What computes the states of samples: the target in this process, or vLLM."""
+    """Computes the states of samples: the target in this process, or vLLM."""
 
     def __call__(self, samples: Sequence[Sample], /) -> Iterator[tuple[int, Tensor]]:
         """The states [T, S, H] of every sample, by its place among them, in any order."""
@@ -89,7 +89,7 @@ class TargetExtractor:
 
 @dataclass(frozen=True)
 class StatesPlan:
-    """What is left to write, before it is begun.
+    """The work that is left, before any of it is begun.
 
     `bytes_per_token` without what a sample and a shard add, `bytes` with it except for the files' headers. `seconds`
     is an estimate from `probe_tokens`.
@@ -209,7 +209,7 @@ def write_states(
 
 
 def shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
-    """What a shard holds of these samples.
+    """The tensors of a shard with these samples.
 
     Raises `TargetError` for states that are not finite or that the encoding cannot hold.
     """
@@ -236,7 +236,7 @@ def shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Man
 
 @dataclass(frozen=True, kw_only=True)
 class StatesSettings:
-    """What is stored and how it is computed.
+    """Settings of which states are stored and how they are computed.
 
     - `layers` in convention S, EAGLE-3's where None. `shard_tokens`: of a file, which is held in memory meanwhile.
     - `tokens_per_row`: packed for one forward; None for what suits the device (`row_tokens`). `vllm_python`: the

@@ -150,12 +150,13 @@ class DFlashSpec(BlockDraft):
 
     @property
     def most_draft_tokens(self) -> None:
-        """Any number: no tensor has the size of the block, and vLLM asks as many masks for it as tokens are wanted."""
+        """None, for any number: no tensor has the size of the block, and vLLM adds as many masks as tokens are
+        wanted."""
         return None
 
     @property
     def side_files(self) -> Mapping[str, Mapping[str, str]]:
-        """vLLM reads the embedding of the mask from a file of its own."""
+        """The file from which vLLM reads the embedding of the mask."""
         return {MASK_FILE: {"embedding": "mask_embedding"}} if self.mask_embedding else {}
 
     def head_tensors(self) -> dict[str, Shape]:

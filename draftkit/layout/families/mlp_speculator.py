@@ -1,4 +1,4 @@
-"""IBM's MLP speculator."""
+"""The facts of IBM's MLP speculator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MlpSpeculatorSpec(Architecture):
         return self.num_heads
 
     def passes(self, k: int) -> float:
-        """Tied weights in every step, others once."""
+        """How often the weights are read to draft `k` tokens: tied ones in every step, others once."""
         return k if self.tied else k / self.num_heads
 
     def tensors(self) -> dict[str, TensorSchema]:

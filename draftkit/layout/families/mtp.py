@@ -59,7 +59,7 @@ class MtpSpec(Architecture):
         return f"the multi-token prediction heads of {kind}" if self.parts is None else None
 
     def passes(self, k: int) -> float:
-        """One module in each step."""
+        """How often the modules' weights are read to draft `k` tokens: one module in each step."""
         return k / self.num_modules
 
     @property

@@ -49,7 +49,7 @@ class SuffixSpec(Architecture):
 
     @property
     def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
-        """No answers to earlier requests are kept."""
+        """vLLM's settings, with which it keeps no answers to earlier requests."""
         return {
             "vllm": {
                 "suffix_decoding_max_tree_depth": self.max_depth,
