@@ -456,7 +456,7 @@ def _regions(entries: Sequence[GgufRegion], cursor: _Cursor, alignment: int) -> 
         found[entry.name] = entry._replace(start=begin + entry.start)
     least = begin + end if entries else cursor.at  # what is behind the last may be left out
     if not least <= size <= begin + offset:
-        raise ValueError(f"its tensors end at byte {least:,}, and the file at byte {size:,}")
+        raise ValueError(f"the last tensor ends at byte {least:,}, and the file at byte {size:,}")
     return list(found.values())
 
 
