@@ -114,8 +114,8 @@ def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) ->
 
 @contextmanager
 def prompt_progress() -> Iterator[PromptProgress]:
-    """Show how far a measurement is as a whole: one bar with the time left and what runs, with its acceptance length so far;
-    off a terminal a line when a cell begins, and every minute."""
+    """Show how far a measurement is as a whole: one bar with the time left and what runs, with its acceptance length so
+    far; off a terminal a line when a cell begins, and every minute."""
     bar = shown_progress(one_bar=True) if sys.stderr.isatty() else nullcontext(_progress_lines(False, begins=True))
     with bar as show:
 

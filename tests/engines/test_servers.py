@@ -143,7 +143,7 @@ def test_a_server_that_tells_no_text_is_asked_no_further_turn(tmp_path: Path) ->
     settings = Settings(K, 12, prompts=str(tmp_path / "turns.jsonl"), turns="all", repeats=0)
     with (
         SpeakingServer("sglang", simulated(K), K) as drafting,
-        pytest.raises(DraftkitError, match=r"follows the text of an answer(.|\n)*pass --target"),
+        pytest.raises(DraftkitError, match=r"needs the text of the answer(.|\n)*pass --target"),
     ):
         evaluate_server(ServerSettings(drafting.url), settings)
 
