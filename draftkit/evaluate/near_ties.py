@@ -94,13 +94,13 @@ def generated(target: Target, request: Request) -> tuple[int, ...]:
     """The greedy answers of transformers' own `generate`, with its own cache and attention."""
     model = target.model
     stated, model.generation_config = model.generation_config, GenerationConfig()
-    ends = None if request.ignore_eos else sorted(target.eos_token_ids) or None
+    eos_ids = None if request.ignore_eos else sorted(target.eos_token_ids) or None
     ids = torch.tensor([request.prompt], device=model.device)
     try:
         with own_attention(model):
             whole = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=request.max_new_tokens,
-                eos_token_id=ends, pad_token_id=0,
+                eos_token_id=eos_ids, pad_token_id=0,
             )  # fmt: skip
     finally:
         model.generation_config = stated

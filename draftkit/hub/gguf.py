@@ -40,9 +40,9 @@ def folder_of_gguf(file: Path) -> Path:
     (folder / file.name).symlink_to(file)
     _write_config(header, file, folder)
     _write_tokenizer(header, file, folder)
-    ends = {end for name in END_TOKEN_KEYS if (end := header.value(f"tokenizer.ggml.{name}", int)) is not None}
+    end_ids = {end for name in END_TOKEN_KEYS if (end := header.value(f"tokenizer.ggml.{name}", int)) is not None}
     (folder / "generation_config.json").write_text(
-        dump({"eos_token_id": sorted(ends)} if ends else {}), encoding="utf-8"
+        dump({"eos_token_id": sorted(end_ids)} if end_ids else {}), encoding="utf-8"
     )
     return folder
 

@@ -148,14 +148,14 @@ def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: Path) -> Non
 
 def _fill_layer(head: Any, config: PretrainedConfig, tensors: Mapping[str, Tensor], where: Path) -> None:
     """The decoder layer by its own names. What transformers keeps in float32 is so, whatever the dtype."""
-    ends = {
+    unread = {  # which a model of its class has, and a head does not
         "embed_tokens.weight": torch.zeros(1, config.hidden_size),
         "norm.weight": torch.zeros(config.hidden_size),
     }
     loaded, info = type(head.decoder).from_pretrained(
         None,
         config=config,
-        state_dict={f"layers.0.{name}": tensor for name, tensor in tensors.items()} | ends,
+        state_dict={f"layers.0.{name}": tensor for name, tensor in tensors.items()} | unread,
         dtype=head.projection.weight.dtype,
         output_loading_info=True,
     )

@@ -66,8 +66,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     config = _original(checkpoint, decoder)
     facts.record("config", kind, "stated", "made from the keys" if config is None else "the keys agree with draftkit's")
     if config is None:
-        ends = read_object(folder / "generation_config.json").get("eos_token_id")
-        config = _config(kind, checkpoint, decoder, vocab_size) | {"eos_token_id": ends, "dtype": HF_DTYPES[stored]}
+        eos_ids = read_object(folder / "generation_config.json").get("eos_token_id")
+        config = _config(kind, checkpoint, decoder, vocab_size) | {"eos_token_id": eos_ids, "dtype": HF_DTYPES[stored]}
     architecture = CausalLMSpec(config=config, vocab_size=vocab_size, parallel=None, target_features=None)
     moves = reading_moves(checkpoint, _names(kind), decoder, dtype)
     spec = DraftSpec(architecture=architecture, dtype=stored)
