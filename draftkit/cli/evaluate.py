@@ -131,6 +131,25 @@ def asked_of(
     return Measurement(target, list(drafts or ()), sweep, engine, given)
 
 
+SliceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--slice",
+        rich_help_panel=PROMPTS,
+        help="Say how acceptance shifts with language, thinking, tools, category; several as language,tools.",
+    ),
+]
+RequiredLengthOption = Annotated[
+    float | None,
+    typer.Option(
+        "--require-al",
+        "--min-acceptance-length",
+        rich_help_panel=OUTPUT,
+        help="Exit with code 3 when an acceptance length is lower.",
+    ),
+]
+
+
 def evaluate(
     asked_for: typer.Context,
     target: TargetNameOption = None,
@@ -143,14 +162,7 @@ def evaluate(
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     context: ContextOption = None,
-    slices: Annotated[
-        str | None,
-        typer.Option(
-            "--slice",
-            rich_help_panel=PROMPTS,
-            help="Say how acceptance shifts with language, thinking, tools, category; several as language,tools.",
-        ),
-    ] = None,
+    slices: SliceOption = None,
     concurrency: ConcurrenciesOption = "1",
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -186,15 +198,7 @@ def evaluate(
         Path | None,
         typer.Option(rich_help_panel=OUTPUT, help="Append the raw record of every round to this JSONL file."),
     ] = None,
-    require_al: Annotated[
-        float | None,
-        typer.Option(
-            "--require-al",
-            "--min-acceptance-length",
-            rich_help_panel=OUTPUT,
-            help="Exit with code 3 when an acceptance length is lower.",
-        ),
-    ] = None,
+    require_al: RequiredLengthOption = None,
     details: Annotated[
         bool,
         typer.Option(
