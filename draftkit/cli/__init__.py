@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from draftkit.cli import data, prepare
+from draftkit.cli.calibrate import calibrate
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import certify, evaluate, plan
@@ -45,6 +46,7 @@ app.command(cls=PanelCommand)(formats)
 app.command(name="eval", cls=PanelCommand)(evaluate)
 app.command(cls=PanelCommand)(certify)
 app.command(cls=PanelCommand)(gate)
+app.command(cls=PanelCommand)(calibrate)
 app.command(cls=PanelCommand)(plan)
 app.command(cls=PanelCommand)(doctor)
 app.command(cls=PanelCommand)(train)

@@ -19,6 +19,7 @@ EXAMPLES = {
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
+    "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
     "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
     "published": "draftkit published Qwen3-8B dspark",
     "settings": "draftkit settings eval acceptance_rates",

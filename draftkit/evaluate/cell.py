@@ -26,6 +26,7 @@ from draftkit.results.statistics import (
     known,
     length_over_prompts,
     lengths_by_convention,
+    lengths_by_place,
     percentiles,
     quantiles,
     repetition,
@@ -67,7 +68,8 @@ def cell_of(
     # An engine that counts draft tokens has a count for each position; of others K is what was said.
     k = len(accepted) if accepted and drafts.num_draft_tokens else max(heading.num_speculative_tokens, len(accepted))
     accepted += (0,) * (k - len(accepted)) if accepted else ()
-    by_prompt = tuple(_of_prompts(run, plain, tokenizer if "thinking" in settings.slices else None))
+    reader = tokenizer if "thinking" in settings.slices else None
+    by_prompt = tuple(_of_prompts(run, plain, reader, positions=bool(settings.slices)))
     cell = Cell(
         **vars(replace(heading, num_speculative_tokens=k)),
         engine_version=run.version,
@@ -117,6 +119,7 @@ def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str,
         "num_drafts_beyond": sum(r.beyond for g in found for r in g.rounds if r.drafted),
         "expected_acceptance_length": known(expected_acceptance_length(found)),
         "acceptance_length_by_convention": lengths,
+        "by_place": lengths_by_place(found) or None,
         "samples": None if tokenizer is None else transcripts(found, tokenizer),
     }
     if any(not r.drafted for g in found for r in g.rounds):
@@ -124,9 +127,11 @@ def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str,
     return told
 
 
-def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase | None) -> list[PromptRecord]:
+def _of_prompts(
+    run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase | None, *, positions: bool
+) -> list[PromptRecord]:
     """What each request did, of those that were counted one by one. Whether an answer thinks aloud is told where the
-    engine gives its text; of one that gives ids, with a `tokenizer`."""
+    engine gives its text; of one that gives ids, with a `tokenizer`. `positions`: also what stood at each."""
     found = []
     ids = run.ids or [str(number) for number in range(len(run.answers))]
     for number, (name, answer, seconds) in enumerate(zip(ids, run.answers, run.latencies, strict=True)):
@@ -140,6 +145,7 @@ def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase 
             answer.num_tokens,
             seconds,
             thinks=bool(THOUGHT.search(text)) if text else None,
+            accepted_per_pos=(answer.drafts.num_accepted_tokens_per_pos or None) if positions else None,
             drafts=answer.drafts.num_drafts if answer.skipped else None,
         )
         if plain is not None:

@@ -11,21 +11,24 @@ which is A(K) · t(B, 0) / t(B, K) for long answers. The bound is the same with 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean, median
+from typing import Any
+
+import torch
 
 from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
-from draftkit.results.cell import Cell
-from draftkit.results.record import RoundTime, SpeedModel, Speedup
+from draftkit.results.cell import Cell, Interval
+from draftkit.results.record import SlicedAdvice, SpeedModel, Speedup
+from draftkit.results.round_times import RoundTimes
 from draftkit.results.settings import Settings
-from draftkit.results.statistics import extended_rates
+from draftkit.results.statistics import extended_rates, jackknife
 from draftkit.results.verdict import well_known
-from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
@@ -37,30 +40,6 @@ SHARP = 1.5  # how wide an interval may be that a prediction is held against: it
 WORTHWHILE = 1.02  # the speed-up from which drafting is recommended
 
 
-@dataclass(frozen=True)
-class RoundTimes:
-    """Milliseconds of a round by (batch, K); K = 0 is plain decoding. Between the K that were measured, a line."""
-
-    ms: Mapping[tuple[int, int], float]
-
-    @property
-    def batches(self) -> list[int]:
-        return sorted({batch for batch, _ in self.ms})
-
-    @property
-    def largest_k(self) -> int:
-        return max(k for _, k in self.ms)
-
-    def of(self, batch: int, k: int) -> float:
-        known = sorted(other for at, other in self.ms if at == batch)
-        if k in known:
-            return self.ms[batch, k]
-        right = bisect_left(known, k)
-        low, high = known[right - 1], known[right]
-        share = (k - low) / (high - low)
-        return (1 - share) * self.ms[batch, low] + share * self.ms[batch, high]
-
-
 def measure_round_times(
     plain: Target,
     target: Target,
@@ -68,12 +47,15 @@ def measure_round_times(
     requests: Sequence[Request],
     settings: Settings,
     batches: Sequence[int],
+    *,
+    cuts: bool = False,
 ) -> RoundTimes:
-    """Time rounds at each batch size and a few K; `plain` is the target without aux_layers."""
+    """Time rounds at each batch size and a few K; `plain` is the target without aux_layers. `cuts`: the draft estimates
+    its chances, so that also rounds are timed of which the target is given fewer drafts."""
     limit = min(drafter.max_tokens or MAX_SPECULATIVE_TOKENS, max(settings.num_speculative_tokens, 8))
     ks = sorted({k for k in (1, 2, 4, 8, 16) if k < limit} | {limit})
-    verification = "rejection" if settings.verification == "synthetic" else settings.verification
     times: dict[tuple[int, int], float] = {}
+    cut: dict[tuple[int, int], float] = {}
     for batch in [*batches] * PASSES:
         asked = [
             replace(requests[i % len(requests)], id=str(i), max_new_tokens=(ROUNDS + 1) * (limit + 1), ignore_eos=True)
@@ -81,17 +63,53 @@ def measure_round_times(
         ]
         found = {(batch, 0): _round_time(plain, None, asked, settings)}
         for k in ks:
-            drafting = replace(
-                settings,
-                num_speculative_tokens=k,
-                verification=verification,
-                acceptance_rates=None,
-                k_by_batch=None,
-                disable_above_batch=None,
-            )
+            drafting = replace(_plainly(settings), num_speculative_tokens=k)
             found[batch, k] = _round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
-    return RoundTimes(times)
+        if cuts:
+            drafted = settings.num_speculative_tokens
+            given = {
+                (batch, kept): _round_time(target, _Cut(drafter, kept), asked, _cutting(settings))
+                for kept in sorted({0, *(k for k in ks if k < drafted), drafted})
+            }
+            cut |= {at: min(ms, cut.get(at, ms)) for at, ms in given.items()}
+    return RoundTimes(times, cut, settings.num_speculative_tokens if cuts else None)
+
+
+class _Cut:
+    """A drafter that is sure of its first drafts, and not at all of the others."""
+
+    def __init__(self, drafter: Drafter, sure: int):
+        self._drafter = drafter
+        self._sure = sure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        proposal = self._drafter.propose(committed, k, draw)
+        confidences = torch.zeros(proposal.tokens.shape, device=proposal.tokens.device)
+        confidences[:, : self._sure] = 1
+        return proposal._replace(confidences=confidences)
+
+
+def _cutting(settings: Settings) -> Settings:
+    """The settings with which only the drafts that a `_Cut` is sure of go to the target."""
+    return replace(_plainly(settings), draft_sampling=replace(settings.draft_sampling, min_confidence=0.5))
+
+
+def _plainly(settings: Settings) -> Settings:
+    """The settings with all drafts of a round verified, and none accepted for the sake of it."""
+    verification = "rejection" if settings.verification == "synthetic" else settings.verification
+    sampling = replace(settings.draft_sampling, min_confidence=0.0)
+    return replace(
+        settings,
+        verification=verification,
+        draft_sampling=sampling,
+        acceptance_rates=None,
+        k_by_batch=None,
+        disable_above_batch=None,
+    )
 
 
 class _Enough(Exception):
@@ -120,8 +138,11 @@ def batches_up_to(largest: int) -> list[int]:
     return sorted({1 << power for power in range(largest.bit_length())} | {largest})
 
 
-def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedModel:
-    """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured."""
+def speed_model(
+    draft: str, cells: Sequence[Cell], times: RoundTimes, slices: Mapping[str, Sequence[str]] | None = None
+) -> SpeedModel:
+    """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured.
+    `slices`: what each request is, as `category=code`, where the K of each slice is wanted."""
     widest = max(cells, key=lambda cell: cell.num_speculative_tokens)
     costs = _Costs.of(widest, times)
     drafted = min(widest.num_speculative_tokens, times.largest_k)  # beyond, acceptance is extrapolated
@@ -134,11 +155,13 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
         for at, k in [(cell.concurrency, cell.num_speculative_tokens)]
         if at in times.batches and cell.speedup is not None
     )
+    rounds_ms, verified_ms = times.to_records()
     errors = [abs(costs.speedup(m.concurrency, m.num_speculative_tokens) / m.speedup - 1) for m in measured]
     return SpeedModel(
         draft=draft,
         temperature=widest.temperature,
-        rounds_ms=tuple(RoundTime(batch, k, ms) for (batch, k), ms in sorted(times.ms.items())),
+        rounds_ms=rounds_ms,
+        verified_ms=verified_ms,
         predicted=tuple(
             Speedup(batch, k, costs.speedup(batch, k), ideal_speedup=costs.speedup(batch, k, length=k + 1))
             for batch in times.batches
@@ -151,7 +174,39 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
         stop_above=schedule[-1][0] - 1 if schedule and schedule[-1][2] == 0 else None,
         largest_batch=times.batches[-1],
         withheld=withheld,
+        by_slice=None if withheld or not slices else tuple(_by_slice(costs, widest, slices, best, drafted)) or None,
     )
+
+
+def _by_slice(
+    costs: _Costs, cell: Cell, slices: Mapping[str, Sequence[str]], served: Mapping[int, int], largest_k: int
+) -> Iterator[SlicedAdvice]:
+    """The K of each slice at each batch size, beside the one that is `served`: batch → K."""
+    rows: dict[str, list[tuple[int, ...]]] = {}  # of each prompt: rounds, and those in which each draft stood
+    for record in cell.by_prompt or ():
+        for name in slices.get(record.id, ()) if record.accepted_per_pos else ():
+            rows.setdefault(name, []).append((record.rounds, *(record.accepted_per_pos or ())))
+    for name, mine in sorted(rows.items()):
+        totals = [sum(column) for column in zip(*mine, strict=True)]
+        if totals[0]:
+            for batch, k in served.items():
+                own = _best(costs.along(totals), batch, largest_k)
+                yield SlicedAdvice(name, len(mine), batch, own, k, _loss(costs, mine, batch, own, k))
+
+
+def _loss(costs: _Costs, rows: Sequence[tuple[int, ...]], batch: int, own: int, served: int) -> Interval:
+    """The share of the speed with one K that another costs."""
+
+    def lost(totals: Sequence[float]) -> float:
+        here = costs.along(totals)
+        return 1 - here.speedup(batch, served) / here.speedup(batch, own)
+
+    mean = lost([sum(column) for column in zip(*rows, strict=True)])
+    drafting = [row for row in rows if row[0]]
+    if own == served or len(drafting) < 2:
+        return Interval(mean, None, None, len(rows))
+    half = jackknife(drafting, lost).half()
+    return Interval(mean, mean - half, mean + half, len(rows))
 
 
 def _withheld(cells: Sequence[Cell], costs: _Costs) -> str | None:
@@ -199,11 +254,18 @@ class _Costs:
             (cell.output_tokens or 0) / (cell.num_prompts or 1),
         )
 
+    def along(self, totals: Sequence[float]) -> _Costs:
+        """The same where draft tokens stood as in so many rounds, and so many of them at each position."""
+        rounds, *accepted = totals
+        return replace(self, rates=[count / rounds for count in accepted] if rounds else [0.0] * len(accepted))
+
     def length(self, k: int) -> float:
         """The acceptance length at K, in the notation of the model A(K)."""
         return 1 + sum(extended_rates(self.rates, k))
 
     def speedup(self, batch: int, k: int, length: float | None = None) -> float:
+        if k == 0:
+            return 1.0
         length = self.length(k) if length is None else length
         plain = self.plain_prefill_ms + (self.tokens - 1) * self.times.of(batch, 0) / batch
         drafted = self.prefill_ms + (self.tokens - 1) * self.times.of(batch, k) / (length * batch)

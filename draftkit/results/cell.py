@@ -109,7 +109,8 @@ class PromptRecord:
 
     `drafts`: the rounds that had a draft, there where not all of them did. `seconds`: from its start to its last token,
     the mean of all passes; None where the engine does not say. What begins with `plain` is of plain decoding. `thinks`:
-    whether the answer thinks aloud, where that was looked for.
+    whether the answer thinks aloud, where that was looked for. `accepted_per_pos`: in how many rounds the draft token
+    at each position was accepted, where slices were asked for.
     """
 
     id: str
@@ -121,6 +122,7 @@ class PromptRecord:
     plain_seconds: float | None = None
     thinks: bool | None = field(default=None, metadata=OPTIONAL)
     drafts: int | None = field(default=None, metadata=OPTIONAL)
+    accepted_per_pos: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,18 @@ class Slice:
     prompts: int
     acceptance_length: Interval | None
     shift: Interval | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of the answers: the output tokens from `begin` on and before `end`, and the acceptance length of the
+    `rounds` that began there, of `prompts` that were so long."""
+
+    begin: int
+    end: int
+    prompts: int
+    rounds: int
+    acceptance_length: Interval
 
 
 @dataclass(frozen=True)
@@ -290,7 +304,7 @@ class Cell(Heading):
     streamed chunks. What begins with `baseline` is of plain decoding. `passes`: how
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
-    from which everything over prompts follows.
+    from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -335,6 +349,7 @@ class Cell(Heading):
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
+    by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from draftkit.hub.local_paths import names_of_paths, with_names
 from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
-from draftkit.results.cell import OPTIONAL, Cell, fields_of
+from draftkit.results.cell import OPTIONAL, Cell, Interval, fields_of
 from draftkit.results.metrics import metrics_of
 from draftkit.results.verdict import ResultVerdict, verdicts
 
@@ -30,11 +30,13 @@ TRUSTED = 0.1  # the mean error up to which a speed model is believed, where no 
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Milliseconds of a round; K = 0 is plain decoding."""
+    """Milliseconds of a round; K = 0 is plain decoding. `num_verified`: of how many of its drafts the target was
+    given, where that is not all."""
 
     concurrency: int
     num_speculative_tokens: int
     ms: float
+    num_verified: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,25 @@ class Speedup:
 
 
 @dataclass(frozen=True)
+class SlicedAdvice:
+    """The K that is best for the prompts of a slice at a batch size, 0 for none, beside the `served_k` that is best for
+    all of them together. `loss`: the share of the slice's speed that the served K costs, with its interval."""
+
+    name: str
+    prompts: int
+    concurrency: int
+    best_k: int
+    served_k: int
+    loss: Interval
+
+
+@dataclass(frozen=True)
 class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
-    `withheld`: why there is no schedule and no best K, and what to measure instead.
+    `withheld`: why there is no schedule and no best K, and what to measure instead. `verified_ms`: rounds of a draft
+    that estimates its chances, with fewer drafts for the target. `by_slice`: what it costs that a server has one K.
     """
 
     draft: str
@@ -72,6 +88,8 @@ class SpeedModel:
     largest_batch: int | None = None
     context: int | None = field(default=None, metadata=OPTIONAL)
     withheld: str | None = field(default=None, metadata=OPTIONAL)
+    verified_ms: tuple[RoundTime, ...] | None = field(default=None, metadata=OPTIONAL)
+    by_slice: tuple[SlicedAdvice, ...] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def drafted(self) -> int | None:

@@ -59,6 +59,11 @@ class Emitted(NamedTuple):
     counts: Tensor
     expected: Tensor
 
+    def padded(self, k: int) -> Emitted:
+        """The same of a round of `k` drafts, of which those beyond K were left out."""
+        beyond = k - self.expected.shape[1]
+        return Emitted(pad(self.tokens, (0, beyond)), self.counts, pad(self.expected, (0, beyond))) if beyond else self
+
     @property
     def accepted(self) -> Tensor:
         """int64 [B]: how many drafts stand."""

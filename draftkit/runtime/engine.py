@@ -33,7 +33,7 @@ from draftkit.runtime.drafters.protocol import Drafter, Expands
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packed_linear import pack
-from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
+from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable, may_look
 from draftkit.runtime.memory import explains_memory, require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
@@ -265,7 +265,7 @@ class Engine:
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
         parts = (
             self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic,
-            self.draft_sampling.min_confidence, self.estimates,
+            self.draft_sampling.min_confidence, self.estimates, may_look(self.target),
         )  # fmt: skip
         rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)
         self._rounds: Rounds | GraphedRounds = rounds

@@ -114,6 +114,11 @@ def capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def may_look(target: Target) -> bool:
+    """Whether the host may look at a value in the middle of a round: on a CPU it waits for nothing."""
+    return target.device.type == "cpu"
+
+
 def capturable(target: Target) -> bool:
     """Whether rounds of this target may be captured: it is on CUDA, in one place, and what its rows see is no choice of
     its own."""

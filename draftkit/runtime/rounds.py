@@ -130,7 +130,11 @@ class _Watched:
 
 
 class Rounds:
-    """Rounds over the sequences of a target's `cache` and of a drafter that has made room for as many."""
+    """Rounds over the sequences of a target's `cache` and of a drafter that has made room for as many.
+
+    `min_confidence`: of `DraftSampling`. `estimates`: keep what the draft says of its tokens. `trims`: the target is
+    given no more drafts than the longest proposal has, which the host is asked for in the middle of a round.
+    """
 
     def __init__(
         self,
@@ -142,6 +146,7 @@ class Rounds:
         synthetic: SyntheticAcceptance | None,
         min_confidence: float = 0.0,
         estimates: bool = False,
+        trims: bool = False,
     ):
         self.target = target
         self.drafter = drafter
@@ -151,6 +156,7 @@ class Rounds:
         self.rates = None if synthetic is None else torch.tensor(synthetic.conditional, device=target.device)
         self.min_confidence = min_confidence
         self.estimates = estimates
+        self.trims = trims and bool(min_confidence)
 
     def size(self, sequences: int) -> int:
         """The rows of a batch of so many sequences."""
@@ -171,30 +177,34 @@ class Rounds:
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
         watched = _Watched(draw, estimates=self.estimates)
         proposed = self._propose(slots, length, k, watched) if drafting else Proposal(slots.new_zeros(len(slots), k))
-        logits = self._score(slots, proposed.tokens, length)
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
-        probs = None if draw is None else draw.probs
+        most = int(lengths.max()) if self.trims else k
+        logits = self._score(slots, proposed.tokens[:, :most], length)
+        probs = None if draw is None else draw.probs[:, :most]
         one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
-        drafted = Drafted(proposed.tokens, lengths, batch.active, one_hot, probs)
-        rates = None if self.rates is None else self.rates[:k]
+        drafted = Drafted(proposed.tokens[:, :most], lengths, batch.active, one_hot, probs)
+        rates = None if self.rates is None else self.rates[:most]
         emitted = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
             drafted, logits, batch.target, start
         )
         state.commit(slots, emitted)
+        emitted = emitted.padded(k)
         packed = _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
-        return torch.cat((packed, self._estimated(proposed, drafted, watched)), dim=1) if self.estimates else packed
+        return (
+            torch.cat((packed, self._estimated(proposed, one_hot, draw, watched)), dim=1) if self.estimates else packed
+        )
 
-    def _estimated(self, proposed: Proposal, drafted: Drafted, watched: _Watched) -> Tensor:
+    def _estimated(self, proposed: Proposal, one_hot: Tensor, draw: RoundDraw | None, watched: _Watched) -> Tensor:
         """float64 [B, 2K]: the confidences of a round's drafts, then their probabilities; NaN where there is none."""
-        k = drafted.tokens.shape[1]
-        unknown = drafted.tokens.new_full((len(drafted.tokens), k), torch.nan, dtype=torch.float64)
+        tokens = proposed.tokens
+        k = tokens.shape[1]
+        unknown = tokens.new_full(tokens.shape, torch.nan, dtype=torch.float64)
         confidences = unknown if proposed.confidences is None else proposed.confidences[:, :k].double()
         if self.drafter is None or self.drafter.module is None or len(watched.probabilities) < max(k, 1):
             return torch.cat((confidences, unknown), dim=1)
         own = torch.stack(watched.probabilities[:k], dim=1) if k else unknown
-        if drafted.probs is not None:
-            drawn = drafted.probs.gather(2, drafted.tokens[..., None])[..., 0]
-            own = torch.where(drafted.one_hot[:, None], own, drawn)
+        if draw is not None:
+            own = torch.where(one_hot[:, None], own, draw.probs.gather(2, tokens[..., None])[..., 0])
         return torch.cat((confidences, own.double()), dim=1)
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:

@@ -67,6 +67,10 @@ SURFACE = {
         "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--engine", "--vllm-python",
         "--server", "--server-baseline", "--out", "--json",
     ],
+    "calibrate": [
+        "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
+        "--prompts", "--limit", "--max-new-tokens", "--device", "--dtype", "--trust-remote-code", "--json",
+    ],
     "plan": [
         "--target", "--draft", "--k", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens", "--context",
         "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--json",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,11 @@ from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
-from draftkit.evaluate.speed import RoundTimes
+from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.loading import open_target
 from draftkit.report.page.series import join
-from draftkit.report.terminal.tables import show_evaluation
-from draftkit.results.cell import Cell, PromptRecord
+from draftkit.report.terminal.tables import show_evaluation, show_speed_model
+from draftkit.results.cell import Cell, Interval, PromptRecord, Times
 from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {
@@ -92,6 +94,54 @@ def test_a_shift_is_named() -> None:
     assert english.above(1)
 
 
+def sliced_cell() -> tuple[Cell, dict[str, list[str]]]:
+    """Code of which three drafts stand nearly always, prose of which the first stands in every other round."""
+    records = [
+        PromptRecord(
+            str(n), 20, 0, 40, accepted_per_pos=(20 - n % 3, 19 - n % 3, 18 - n % 3) if n % 2 else (10 + n % 3, 1, 0)
+        )
+        for n in range(24)
+    ]
+    by_pos = tuple(sum(r.accepted_per_pos[k] for r in records if r.accepted_per_pos) for k in range(3))
+    still = Times(0.0, 0.0, 0.0)
+    cell = Cell(
+        target="t", draft="d", num_speculative_tokens=3, temperature=0, concurrency=1, acceptance_length=None,
+        num_rounds=480, num_drafts=480, num_accepted_tokens_per_pos=by_pos, ttft_ms=still, baseline_ttft_ms=still,
+        output_tokens=24_000, num_prompts=24, by_prompt=tuple(records), speedup=2.0,
+        speedup_interval=Interval(1.5, 0.5, 3.0, 24),
+    )  # fmt: skip
+    return cell, {str(n): [f"category={'code' if n % 2 else 'prose'}"] for n in range(24)}
+
+
+def test_each_slice_has_its_own_k_and_what_the_one_that_is_served_loses() -> None:
+    cell, slices = sliced_cell()
+    times = RoundTimes({(1, k): 10.0 + 2.5 * k for k in range(4)})
+    predicted = {}
+    for name, numbers in (("code", (1.0 * 19, 18, 17)), ("prose", (11, 1, 0))):
+        for k in (1, 2, 3):
+            predicted[name, k] = (1 + sum(numbers[:k]) / 20) * 10 / (10 + 2.5 * k)
+    exact = replace(cell, speedup=1.6, speedup_interval=Interval(1.6, 1.4, 1.8, 24), pace_error=0.01, passes=3)
+    model = speed_model("d", [exact], times, slices)
+    assert model.withheld is None
+    found = {one.name: one for one in model.by_slice or ()}
+    assert found["category=code"].best_k == 3
+    assert found["category=prose"].best_k == 1
+    assert {one.served_k for one in found.values()} == {model.best_k}
+    for name in ("code", "prose"):
+        one = found[f"category={name}"]
+        wanted = 1 - predicted[name, one.served_k] / predicted[name, one.best_k]
+        assert one.loss.mean == pytest.approx(wanted, abs=1e-9)
+    lost = found["category=prose" if model.best_k != 1 else "category=code"].loss
+    assert lost.low is not None
+    assert lost.above(0)
+    assert speed_model("d", [cell], times, slices).by_slice is None  # where no advice is given
+    console = Console(width=80, file=io.StringIO())
+    show_speed_model(console, model)
+    shown = console.file.getvalue()
+    assert "K by what is served" in shown
+    assert "category=code" in shown
+
+
 @pytest.mark.long
 def test_advice_is_of_each_k_and_batch_in_each_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -99,7 +149,7 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
     """A model for each context, from rounds that were timed and cells that were measured there."""
     timed: list[tuple[int, list[int]]] = []
 
-    def times(plain, target, drafter, requests, settings, batches) -> RoundTimes:
+    def times(plain, target, drafter, requests, settings, batches, cuts) -> RoundTimes:
         timed.append((min(len(request.prompt) for request in requests), list(batches)))
         slow = 5.0 if settings.context == 150 else 1.0
         return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})

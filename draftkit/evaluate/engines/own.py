@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.engines.records import Answer
 from draftkit.errors import TargetError, command
+from draftkit.evaluate.cell import labels_of
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.job import Job
@@ -149,8 +150,13 @@ class OwnEngine(BaseEngine):
         batches = batches_up_to(max(cell.concurrency for cell in mine))
         self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
         requests = self.job.conversations(settings).first_requests
-        times = measure_round_times(Target(self.model), loaded.target, loaded.needed, requests, settings, batches)
-        return replace(speed_model(source, mine, times), context=context or None)
+        times = measure_round_times(
+            Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
+            cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
+        )  # fmt: skip
+        kinds, widest = sweep.first.slices, max(mine, key=lambda cell: cell.num_speculative_tokens)
+        slices = labels_of(widest, self.job.prompts.prompts, kinds) if kinds else None
+        return replace(speed_model(source, mine, times, slices), context=context or None)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
-from draftkit.results.record import Result, SpeedModel
+from draftkit.results.record import Result, SlicedAdvice, SpeedModel
 from draftkit.runtime.memory_plan import GIB
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def show_evaluation(
         if isinstance(ids, list) and ids:
             console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
+        if any(cell.by_place for cell in result.cells):
+            console.print(places_table(result.cells))
     if any(ours and theirs for ours, theirs in engine_pairs(result.cells)):
         console.print(engines_table(result.cells))
     if any(cell.slices for cell in result.cells):
@@ -188,6 +190,20 @@ def slices_table(cells: Sequence[Cell]) -> Table:
     return table
 
 
+def places_table(cells: Sequence[Cell]) -> Table:
+    """The acceptance length by where in the answers rounds began."""
+    table = Table("draft", "output tokens", "prompts", "rounds", "acceptance length", box=SIMPLE_HEAD)
+    table.title = "acceptance length along the answers"
+    for cell in cells:
+        name = f"{_draft(cell)}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}"
+        for place in cell.by_place or ():
+            row = f"{place.begin:,} – {place.end - 1:,}", str(place.prompts), f"{place.rounds:,}"
+            table.add_row(name, *row, length(place.acceptance_length))
+            name = ""
+        table.add_section()
+    return table
+
+
 def _shift(shift: Interval | None) -> str:
     if shift is None:
         return ""
@@ -225,8 +241,41 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         )
         console.print(f"predicted against measured: {errors}; off by {100 * model.mean_error:.0f} % on average")
     console.print(_advice(model))
+    if model.by_slice:
+        console.print(_sliced_advice(model.draft, model.by_slice))
     schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
+
+
+def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
+    """The K of each slice, and what it loses by the one K that a server has, a pair of columns for each batch."""
+    batches = sorted({one.concurrency for one in found})
+    table = Table(
+        "slice",
+        title=f"{draft}: K by what is served",
+        caption="lost: of the slice's speed, by the K that is best for all prompts together; K = 0: no draft",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for batch in batches:
+        table.add_column(f"batch {batch}: K", justify="right")
+        table.add_column("lost")
+    for name in dict.fromkeys(one.name for one in found):
+        own = {one.concurrency: one for one in found if one.name == name}
+        row = [part for batch in batches for part in (str(own[batch].best_k), _lost(own[batch]))]
+        table.add_row(name, *row)
+    served = {one.concurrency: one.served_k for one in found}
+    table.add_row("all", *(part for batch in batches for part in (str(served[batch]), "")))
+    return table
+
+
+def _lost(one: SlicedAdvice) -> str:
+    if one.best_k == one.served_k:
+        return "–"
+    if one.loss.low is None or one.loss.high is None:
+        return f"{one.loss.mean:.0%}"
+    return f"{one.loss.mean:.0%} [{100 * one.loss.low:.0f}, {100 * one.loss.high:.0f}]"
 
 
 def _context(model: SpeedModel) -> str:
