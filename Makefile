@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # What Python compiles is kept: each worker, and each command that a test runs, would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-long lint format docs bench browser compile-gpu
+.PHONY: demo test quick test-long test-oldest lint format docs bench browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
@@ -34,6 +34,18 @@ quick: $(VENV)/installed-dev
 test-long: $(VENV)/installed-dev
 	$(PYTEST) -m long
 	TRITON_INTERPRET=1 $(PYTEST) -m long $(INTERPRETED)
+
+# The oldest releases that pyproject.toml promises, in an environment of their own: what reads, runs, trains and measures.
+OLDEST := .venv-oldest
+test-oldest: $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "not slow and not long" -p no:cacheprovider \
+		tests/convert tests/evaluate tests/results tests/runtime tests/targets tests/train
+
+$(OLDEST)/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable . \
+		compressed-tensors datasets gguf hypothesis jsonschema numpy pytest pytest-xdist
+	@touch $@
 
 # The report's tests look for a browser, and skip where there is none.
 browser:

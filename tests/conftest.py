@@ -23,6 +23,7 @@ from fixtures import examples  # noqa: F401  # hypothesis takes its settings fro
 from fixtures.checkpoints import pico  # hypothesis takes its settings from examples
 from fixtures.engines.drafter_cases import case, load  # noqa: F401
 from fixtures.gpu import kernels  # hypothesis takes its settings from examples
+from fixtures.releases import skip_what_is_newer
 from transformers.utils import logging
 
 from draftkit.cli import main
@@ -38,6 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A GPU runs both: there the kernels run natively.
     """
     _mark_all_but_a_few(items)
+    skip_what_is_newer(items)
     chosen, others = [], []
     for item in items:
         marked = item.get_closest_marker("interpreter") is not None

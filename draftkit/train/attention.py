@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -284,11 +284,13 @@ def _joined_flex(
     query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor] | None, blocks: BlockMask, scaling: float
 ) -> Tensor:
     """The attention of `_joined` on a GPU, where the log-sum that FlexAttention returns can be differentiated."""
-    first, log_sum = _compiled_flex(
-        query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_lse=True
+    wanted = AuxRequest(lse=True)
+    first, beside = _compiled_flex(
+        query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_aux=wanted
     )
     if own is None:
         return first
+    log_sum = beside.lse
     scores = (query * own[0]).sum(-1).float() * scaling
     total = torch.logaddexp(log_sum.float(), scores.logsumexp(0))
     weights = (scores - total).exp().to(value.dtype)[..., None]

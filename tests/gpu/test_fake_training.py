@@ -16,7 +16,7 @@ from fixtures.training.recipe_options import OPTIONS
 from fixtures.training.started_recipes import kind_of_target, save_models, started
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from draftkit.data.states.online import load_training_target
 from draftkit.train import attention
@@ -100,8 +100,8 @@ def block_mask(
 
 
 def flex(
-    query: Tensor, key: Tensor, value: Tensor, block_mask: SizedMask, return_lse: bool = False, **_: object
-) -> Tensor | tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, block_mask: SizedMask, return_aux: AuxRequest | None = None, **_: object
+) -> Tensor | tuple[Tensor, AuxOutput]:
     """Something that every argument is needed for."""
     assert query.dtype == key.dtype == value.dtype == torch.bfloat16
     assert key.shape == value.shape
@@ -109,7 +109,7 @@ def flex(
     assert query.shape[1] % key.shape[1] == 0
     assert block_mask.size == (query.shape[2], key.shape[2])
     found = query * (key.sum() + value.sum())
-    return (found, query.float().sum(-1)) if return_lse else found
+    return found if return_aux is None else (found, AuxOutput(lse=query.float().sum(-1)))
 
 
 def batch_of(recipe: Recipe, width: int) -> TrainingBatch:
