@@ -130,3 +130,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'draftkit' has no attribute {name!r}")
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

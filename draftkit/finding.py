@@ -14,7 +14,8 @@ class Finding:
     """One thing that was found; `ok` says what was looked at and is as it should be.
 
     `where`: the file, tensor or sample that shows it. `cost`: what happens to whoever ignores it. `fix`: the option
-    or command that mends it. `source`: where it is documented.
+    or command that mends it. `source`: where it is documented. `extent`: how far it goes, more is worse, where that can
+    be said: of several of a kind the worst is shown.
     """
 
     name: str
@@ -24,3 +25,4 @@ class Finding:
     cost: str = ""
     fix: str = ""
     source: str = ""
+    extent: float | None = None

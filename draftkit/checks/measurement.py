@@ -92,6 +92,7 @@ def loops(cell: Cell, settings: Settings) -> Iterator[Finding]:
             "warning",
             f"at T={cell.temperature:g} {100 * cell.repetition:.0f} % of the output repeats itself, which is "
             f"easy to draft: acceptance lengths are higher than those of real text{forced}",
+            extent=cell.repetition,
         )
 
 
@@ -114,6 +115,7 @@ def beyond_positions(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM "
             "drafts nothing there and counts the round, and so did this measurement",
+            extent=beyond / max(cell.num_drafts or 1, 1),
         )
 
 
@@ -178,6 +180,7 @@ def latency_disagrees(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: "
             "times were disturbed, or most answers are too short to tell",
+            extent=abs(ratio / emitted - 1),
         )
 
 
@@ -192,6 +195,7 @@ def unexplained_speed(cell: Cell) -> Iterator[Finding]:
             f"{cell.name}, T={cell.temperature:g}: {cell.times_faster:.2f} times plain decoding is more than an "
             f"acceptance length of {length.mean:.2f} accounts for: the baseline was disturbed; measure again on a "
             "machine that does nothing else, with --set repeats=10",
+            extent=(cell.times_faster or 0.0) / length.mean,
         )
 
 
@@ -204,6 +208,7 @@ def disturbed_speed(cell: Cell) -> Iterator[Finding]:
             f"{cell.name}, T={cell.temperature:g}: what a round costs against a plain step is known to "
             f"±{cell.pace_error:.0%} only, after {cell.passes} {'pass' if cell.passes == 1 else 'passes'} by turns: "
             "something else used the machine, or the prompts are few",
+            extent=cell.pace_error,
         )
 
 
@@ -216,6 +221,7 @@ def no_warm_up(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something "
             "was still warming up",
+            extent=ttft[100] / max(ttft[90], 1e-9),
         )
 
 
@@ -230,4 +236,5 @@ def unequal_baseline(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: {output} tokens with the draft and {baseline} without one: the speed-up "
             "compares different texts",
+            extent=abs(output / max(baseline, 1) - 1),
         )

@@ -64,10 +64,13 @@ class Measurement:
         if self.engine is None:
             return []
         from draftkit.evaluate.engines import engine_class
-        from draftkit.evaluate.engines.own import OwnEngine
 
         asked = engine_class(self.engine).of(self.values, out)
-        return [OwnEngine(), asked] if asked.compared else [asked]
+        if not asked.compared:
+            return [asked]
+        from draftkit.evaluate.engines.own import OwnEngine  # needs torch, which a server does without
+
+        return [OwnEngine(), asked]
 
 
 def asked_of(

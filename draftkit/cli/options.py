@@ -219,9 +219,10 @@ StrictOption = Annotated[
 
 
 def _spread(context: typer.Context, kind: str | None) -> str | None:
-    from draftkit.targets.device_map import spread_targets
+    if kind is not None:
+        from draftkit.targets.device_map import spread_targets
 
-    context.with_resource(spread_targets(kind is not None))
+        context.with_resource(spread_targets(True))
     return kind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,28 +24,29 @@ from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
-from draftkit.io.html import said_html
 from draftkit.io.jsonfile import dump, object_in
 from draftkit.io.records import read_record
+from draftkit.io.shown import Rows, Shown
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.provenance import Provenance, facts_html
+from draftkit.layout.provenance import Provenance, facts_shown
 from draftkit.layout.target import TargetFacts, language_model, read_target_facts, require_whole_model
 
 UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Shown):
     """A foreign checkpoint, recognized, and the plan to bring it into the layout."""
 
     checkpoint: Checkpoint
     target: TargetFacts | None
     plan: Plan
 
-    def _repr_html_(self) -> str:
-        """The conversion as a notebook shows it."""
+    def shown(self) -> Iterator[str | Rows]:
+        """What it is, what is missing, and its facts."""
         lacks = "".join(f"; not stated: {name}" for name, _ in self.plan.missing)
-        return said_html(f"{self.checkpoint.source.name}: {self.plan.format}{lacks}") + facts_html(self.plan.facts)
+        yield f"{self.checkpoint.source.name}: {self.plan.format}{lacks}"
+        yield facts_shown(self.plan.facts)
 
 
 @dataclass(frozen=True)

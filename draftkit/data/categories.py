@@ -11,10 +11,13 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from draftkit.data.rows import TOOL_ROLES, Conversation, Row
 from draftkit.data.samples import Sample
-from draftkit.data.tokenizer import TargetTokenizer
+
+if TYPE_CHECKING:
+    from draftkit.data.tokenizer import TargetTokenizer
 
 UNKNOWN = "und"
 # The first word of a letter's Unicode name → its language, where a script has one that is written far more than others.

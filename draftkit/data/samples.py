@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from draftkit.errors import DraftkitError, FormatError, command
 from draftkit.hub.local_paths import public_name
 from draftkit.io.atomic import atomic_file
 from draftkit.io.jsonl import dump_line, read_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FORMAT = "draftkit-documents"
 MAX_TOKEN = 2**31 - 1
@@ -42,6 +44,8 @@ class Sample:
     @classmethod
     def of(cls, id: str, tokens: Sequence[int], spans: Iterable[Span], category: str = "all") -> Sample:
         """A sample from token ids and the spans of its loss mask."""
+        import numpy as np  # which rows of prompts do without
+
         loss_mask = np.zeros(len(tokens), dtype=np.bool_)
         for begin, end in spans:
             loss_mask[begin:end] = True
@@ -72,6 +76,8 @@ class SamplesOrigin:
 
 def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
     """The spans of True in bool [T], ascending."""
+    import numpy as np
+
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -20,7 +20,7 @@ from draftkit.evaluate.engines.own import BY_VLLM
 from draftkit.evaluate.notebook import notebook_trials
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.finding import SEVERITIES, Finding
-from draftkit.io.html import said_html, table_html
+from draftkit.io.shown import Rows, Shown
 from draftkit.layout.target import TargetFacts
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
@@ -38,7 +38,7 @@ USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """`length`: acceptance of the draft as it is, at the temperature in `settings`; None, as `decay`, where draftkit's
     own runtime does not run the draft or its target, of which one of the `findings` tells.
 
@@ -109,31 +109,15 @@ class Diagnosis:
         ]
         return {"schema": 1} | asdict(self) | {"causes": causes}
 
-    def _repr_html_(self) -> str:
-        """The diagnosis as a notebook shows it."""
+    def shown(self) -> Iterator[str | Rows]:
+        """What mends it, what it is, and what every change gained."""
+        if not self.causes:
+            yield "Nothing found: no change helps."
+        yield Rows(("found", "what", "next"), [(cause.name, cause.message, cause.fix) for cause in self.causes])
         length = "not measured" if self.length is None else f"acceptance length {metrics.length(self.length)}"
-        said = said_html(f"{self.draft} ({self.method}) with {self.target}: {length}")
-        causes = ((cause.name, cause.message, cause.fix) for cause in self.causes)
-        changes = (
-            (
-                t.experiment,
-                t.change,
-                f"{t.before:.2f}",
-                f"{t.after:.2f}",
-                metrics.length(t.gain),
-                "yes" if t.helps else "",
-            )
-            for t in self.tried
-        )
-        return (
-            said
-            + (
-                table_html(("found", "what", "next"), causes)
-                if self.causes
-                else "<p>Nothing found: no change helps.</p>"
-            )
-            + table_html(("experiment", "change", "before", "after", "gain", "helps"), changes)
-        )
+        yield f"{self.draft} ({self.method}) with {self.target}: {length}"
+        changes = [(t.change, metrics.length(t.gain, signed=True), "yes" if t.helps else "") for t in self.tried]
+        yield Rows(("change", "gain", "helps"), changes)
 
 
 def diagnose_draft(

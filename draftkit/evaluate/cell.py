@@ -7,9 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from math import inf, isfinite
 from statistics import fmean
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from draftkit.data.categories import THOUGHT, language_of
 from draftkit.engines.records import Answer, DraftCounts
@@ -32,6 +30,9 @@ from draftkit.results.statistics import (
     repetition,
 )
 from draftkit.runtime.records import Generation, Round
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SAMPLES = 3  # generations that are kept token by token
 

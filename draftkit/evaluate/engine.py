@@ -23,7 +23,6 @@ from draftkit.layout.families import named
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
-from draftkit.targets.devices import device_named, dtype_named
 
 
 class BaseEngine(ABC):
@@ -55,6 +54,8 @@ class BaseEngine(ABC):
     @property
     def provenance(self) -> dict[str, object]:
         """The provenance of a result: the device, the dtype and the versions that the engine runs with."""
+        from draftkit.targets.devices import device_named, dtype_named  # needs torch
+
         settings = self.job.sweep.first
         device = device_named(settings.device)
         return environment(device, dtype_named(settings.dtype, device))

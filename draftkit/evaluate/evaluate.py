@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftkit.checks.evidence import Asked, Evidence
 from draftkit.checks.registry import findings
@@ -15,8 +16,6 @@ from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, command
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.engine import BaseEngine, able
-from draftkit.evaluate.engines.own import OwnEngine
-from draftkit.evaluate.engines.vllm import vllm_here
 from draftkit.evaluate.job import Job, seen_by
 from draftkit.evaluate.job import asked as asked_of
 from draftkit.evaluate.measure import Conversations, PromptProgress, Run, interleaved, sides
@@ -26,7 +25,6 @@ from draftkit.finding import Finding
 from draftkit.hub.locate import Located
 from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft
-from draftkit.loading import OWN_HEAD, OpenedTarget
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.record import Result, ResultWarning, SpeedModel
@@ -34,6 +32,9 @@ from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
+
+if TYPE_CHECKING:
+    from draftkit.loading import OpenedTarget
 
 Hold = Callable[[Conversations], Run]  # a lane that is asked conversations
 
@@ -140,6 +141,9 @@ def evaluate_draft(
 
 def _default_engines(job: Job) -> Sequence[BaseEngine]:
     """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
+    from draftkit.evaluate.engines.own import OwnEngine  # needs torch, as what it names does
+    from draftkit.evaluate.engines.vllm import vllm_here
+
     refused = job.target is not None and job.opened_target.refusal is not None
     return [OwnEngine(), *([here] if refused and (here := vllm_here()) is not None else [])]
 
@@ -188,6 +192,8 @@ def _made_for_others(target: OpenedTarget, drafts: Mapping[str, Draft]) -> Itera
 
 def _served(verdict: ResultVerdict, job: Job) -> ResultVerdict:
     """The verdict on a draft of the job, with the commands that serve it where it says to use it."""
+    from draftkit.loading import OWN_HEAD
+
     name, k = verdict.draft, verdict.num_speculative_tokens
     if verdict.kind != "use" or name is None or name == OWN_HEAD:
         return verdict

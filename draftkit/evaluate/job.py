@@ -9,21 +9,21 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
-
-import torch
-import transformers
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, TypeVar
 
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
-from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.results.cell import Heading
 from draftkit.results.settings import SCHEDULED, Settings, Sweep
-from draftkit.targets.chat import template_sha256
 from draftkit.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from draftkit.loading import OpenedDraft, OpenedTarget
 
 T = TypeVar("T", bound=Heading)
 
@@ -47,6 +47,8 @@ class Job:
     @cached_property
     def opened_target(self) -> OpenedTarget:
         """The target of an engine that runs it itself, opened after all that is wrong with the settings has shown."""
+        from draftkit.loading import open_target  # needs torch, which measuring a server does without
+
         assert self.target is not None
         return open_target(self.target)
 
@@ -61,6 +63,8 @@ class Job:
     @cached_property
     def opened(self) -> Mapping[str, OpenedDraft]:
         """The drafts by their names."""
+        from draftkit.loading import OpenedDraft
+
         return {source: OpenedDraft(source, self.opened_target, self.stack) for source in self.sources}
 
     @cached_property
@@ -75,6 +79,8 @@ class Job:
         """A heading or a cell with the content of prompts and template, which every engine is sent."""
         template = None
         if self.tokenizer is not None and self.sweep.first.template is not False:
+            from draftkit.targets.chat import template_sha256
+
             template = template_sha256(self.tokenizer)
         return replace(record, prompts_sha256=self.prompts.sha256, template_sha256=template)
 
@@ -101,6 +107,8 @@ VARIED = (
 
 def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dict[str, object]:
     """How a target sees the prompts."""
+    from draftkit.targets.chat import template_sha256
+
     return {
         "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
         "chat_template_sha256": template_sha256(tokenizer),
@@ -130,6 +138,9 @@ def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
 
 def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
     """The part of a result's provenance that states date, versions and machine."""
+    import torch
+    import transformers
+
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return made_by() | {
         "torch": torch.__version__,

@@ -8,9 +8,7 @@ from functools import cached_property
 from itertools import accumulate, chain, cycle, islice
 from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
-from typing import Protocol, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
@@ -20,7 +18,9 @@ from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import speedup_over_prompts, student
 from draftkit.runtime.records import Generation
-from draftkit.targets.chat import token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What runs, answers done of the whole measurement, answers in all, acceptance length so far or nan.
 PromptProgress = Callable[[str, int, int, float], None]
@@ -268,6 +268,8 @@ def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedT
     """For each text, a padding of about so many tokens out of the other texts, beginning with the next one.
 
     They are repeated where they are too short. A single text is padded with itself."""
+    from draftkit.targets.chat import token_ids  # needs transformers, as the tokenizer does
+
     ids = [token_ids(tokenizer, f"{text}\n\n", special=False) for text in texts]
     others = ([*ids[number + 1 :], *ids[:number]] or ids for number in range(len(texts)))
     return [

@@ -19,7 +19,6 @@ from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import keep_token
 from draftkit.io.records import did_you_mean
-from draftkit.targets.chat import TemplateRejection, render, token_ids
 from draftkit.version import with_extra
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ def encode_messages(
     A template writes the beginning-of-sequence token itself, so the rendered text is not tokenized a second time.
     `thinking` is the template's `enable_thinking`; None leaves it to the template.
     """
+    from draftkit.targets.chat import TemplateRejection, render, token_ids  # needs transformers, as the tokenizer does
+
     if tokenizer.chat_template is None and template:
         raise TargetError(
             "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave out template=true"

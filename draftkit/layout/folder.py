@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from draftkit.errors import LayoutError, SourceError, command
 from draftkit.io.atomic import restore
 from draftkit.io.handles import TensorHandle
-from draftkit.io.html import said_html
 from draftkit.io.jsonfile import read_object
 from draftkit.io.records import from_dict
+from draftkit.io.shown import Rows, Shown
 from draftkit.io.tensors import open_checkpoint
-from draftkit.layout.provenance import Provenance, facts_html
+from draftkit.layout.provenance import Provenance, facts_shown
 from draftkit.layout.quantization import MODELOPT_FILE, modules_with_scales, name_of_format
 from draftkit.layout.schema import Shape
 from draftkit.layout.spec import DraftSpec
@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Draft:
+class Draft(Shown):
     """A unified draft; no weight has been read yet.
 
     `path` is its folder, or that of the checkpoint it will be converted from. `files`: its tokenizer, where it is a
@@ -56,10 +56,10 @@ class Draft:
         found: Read = self._kept[read]
         return found
 
-    def _repr_html_(self) -> str:
-        """The draft as a notebook shows it."""
-        said = f"{self.path.name}: {self.spec.method}, {len(self.tensors)} tensors"
-        return said_html(said) + facts_html(self.provenance.facts)
+    def shown(self) -> Iterator[str | Rows]:
+        """What it is, and its facts."""
+        yield f"{self.path.name}: {self.spec.method}, {len(self.tensors)} tensors"
+        yield facts_shown(self.provenance.facts)
 
 
 def is_unified(folder: Path) -> bool:

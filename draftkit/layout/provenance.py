@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.io.html import table_html
+from draftkit.io.shown import Rows
 
 OriginName = Literal["stated", "from tensors", "from target", "format default", "overridden"]
 DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
@@ -55,9 +55,10 @@ class FactOrigin:
         return (len(ORIGINS) + 1 if self.note == DEFINITION else ORIGINS.index(self.origin) + 1), 0
 
 
-def facts_html(facts: Sequence[FactOrigin]) -> str:
-    """Facts as a notebook shows them."""
-    return table_html(("fact", "value", "origin", "note"), ((f.name, f.value, f.origin, f.note) for f in facts))
+def facts_shown(facts: Sequence[FactOrigin]) -> Rows:
+    """Facts as a table, the most doubtful first."""
+    ordered = sorted(facts, key=lambda fact: fact.certainty)
+    return Rows(("fact", "value", "origin", "note"), [(f.name, f.value, f.origin, f.note) for f in ordered])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from draftkit.io.records import json_value
+from draftkit.io.shown import Rows, Shown
 from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.tree_kinds import DraftTree
 
@@ -294,7 +296,7 @@ class Heading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(Heading):
+class Cell(Heading, Shown):
     """One draft measured at one setting. Speed in output tokens a second; None and empty: not in the file.
 
     The acceptance length is over all `num_rounds`, also those in which nothing was drafted, as n-gram lookup may find
@@ -405,6 +407,14 @@ class Cell(Heading):
     def latencies(self) -> tuple[Times | None, ...]:
         """The cell's TTFT, TPOT and ITL, in this order."""
         return self.ttft_ms, self.tpot_ms, self.itl_ms
+
+    def shown(self) -> Iterator[str | Rows]:
+        """What was measured and at which setting, and every figure that there is."""
+        from draftkit.results.metrics import metrics_of  # which is made of the fields of this class
+
+        yield f"{self.draft_in_engine} with {self.target}, {self.name.partition(', ')[2]}, T={self.temperature:g}"
+        told = metrics_of("notebook", [self])
+        yield Rows(("metric", ""), [(metric.title, metric.text(self)) for metric in told])
 
     def to_dict(self) -> dict[str, Any]:
         """The cell as a file has it."""

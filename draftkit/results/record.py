@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.finding import Finding, Severity
 from draftkit.hub.local_paths import names_of_paths, with_names
-from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
+from draftkit.io.shown import Rows, Shown
 from draftkit.results.cell import OPTIONAL, Cell, Interval, fields_of
 from draftkit.results.metrics import metrics_of
 from draftkit.results.verdict import ResultVerdict, verdicts
@@ -110,19 +109,20 @@ class SpeedModel:
 
 @dataclass(frozen=True)
 class ResultWarning:
-    """A reason to doubt a number, or a note on what there is none of."""
+    """A reason to doubt a number, or a note on what there is none of. `extent`: how far it goes, more is worse."""
 
     name: str
     message: str
     severity: Severity = "warning"
+    extent: float | None = field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def of(cls, finding: Finding) -> ResultWarning:
-        return cls(finding.name, finding.message, finding.severity)
+        return cls(finding.name, finding.message, finding.severity, finding.extent)
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Shown):
     """A measurement: a cell for each draft and setting, and how all of them were made.
 
     `verdicts`: what `results/verdict.py` says of the cells; older files lack them. `path`: the name of the file that it
@@ -145,13 +145,22 @@ class Result:
         """The verdicts; an older file has none, and then its cells are judged."""
         return self.verdicts or verdicts(self.cells)
 
-    def _repr_html_(self) -> str:
-        """The result as a notebook shows it, without a style sheet: verdicts, a row for each cell, and warnings."""
-        shown = metrics_of("notebook", self.cells)
-        rows = ((cell.draft_in_engine, *(metric.text(cell) for metric in shown)) for cell in self.cells)
-        said = "".join(said_html(verdict.sentence) for verdict in self.judged)
-        warned = "".join(f"<li>{escape(warning.message)}</li>" for warning in self.warnings)
-        return f"{said}{table_html(('draft', *(metric.title for metric in shown)), rows)}<ul>{warned}</ul>"
+    @property
+    def warned(self) -> tuple[tuple[ResultWarning, str], ...]:
+        """The worst warning of each kind, and its name with how many there are."""
+        kinds: dict[str, list[ResultWarning]] = {}
+        for warning in self.warnings:
+            kinds.setdefault(warning.name, []).append(warning)
+        worst = {name: max(alike, key=lambda one: one.extent or 0.0) for name, alike in kinds.items()}
+        return tuple((worst[n], n if len(k) == 1 else f"{n}: the worst of {len(k)}") for n, k in kinds.items())
+
+    def shown(self) -> Iterator[str | Rows]:
+        """Verdicts, a row for each cell, and the worst warning of each kind."""
+        yield from (verdict.sentence for verdict in self.judged)
+        told = metrics_of("notebook", self.cells)
+        rows = [(cell.draft_in_engine, *(metric.text(cell) for metric in told)) for cell in self.cells]
+        yield Rows(("draft", *(metric.title for metric in told)), rows)
+        yield from (f"{warning.severity}: {warning.message} [{kind}]" for warning, kind in self.warned)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as `eval --json` prints it, with names instead of paths."""

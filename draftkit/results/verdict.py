@@ -7,7 +7,7 @@ each engine and temperature.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, log
 from typing import Literal
 
@@ -17,6 +17,7 @@ UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
 DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 MOST_PROMPTS = 1_000  # more are not worth the answer
+OPENING = ("at", "use", "no", "whether")  # words that sentences begin with
 VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 
 
@@ -45,7 +46,14 @@ def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:
     for cell in cells:
         groups.setdefault((cell.engine, cell.temperature, cell.context), []).append(cell)
     several = len(groups) > 1
-    return tuple(_verdict(group, _condition(group[0]) if several else "") for group in groups.values())
+    judged = (_verdict(group, _condition(group[0]) if several else "") for group in groups.values())
+    return tuple(replace(verdict, sentence=_sentence(verdict.sentence)) for verdict in judged)
+
+
+def _sentence(said: str) -> str:
+    """With a capital where it begins with a word of its own, and a full stop; the name of a draft stays as it is."""
+    begins = said.partition(" ")[0].rstrip(",:")
+    return (said[0].upper() + said[1:] if begins in OPENING else said) + "."
 
 
 def unexplained(cell: Cell) -> bool:
@@ -87,7 +95,7 @@ def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
     timed = [cell for cell in cells if cell.times_faster is not None and cell.verification != "synthetic"]
     sound = [cell for cell in timed if not unexplained(cell)]
     if not timed:
-        return _of(_longest(cells), "unmeasured", condition + _unmeasured(_longest(cells)))
+        return _of(_longest(cells), "unmeasured", condition + _unmeasured(cells))
     if not sound:
         best = _fastest(timed)
         sentence = f"no speed-up can be told: {_speed(best)} is more than {_length(best)} accounts for; measure again"
@@ -177,8 +185,11 @@ def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
     return _of(best, "unclear", condition + sentence, more_prompts=more)
 
 
-def _unmeasured(best: Cell) -> str:
-    return f"{_named(best)} accepts most, {_length(best)}; what that gains in speed was not measured"
+def _unmeasured(cells: Sequence[Cell]) -> str:
+    """Acceptance alone, of the one setting or of the best of several."""
+    best = _longest(cells)
+    accepts = f"accepts most, {_length(best)}" if len(cells) > 1 else f"has {_length(best)}"
+    return f"{_named(best)} {accepts}; what that gains in speed was not measured"
 
 
 def _of(
@@ -260,4 +271,8 @@ def _speed(cell: Cell) -> str:
 
 
 def _length(cell: Cell) -> str:
-    return f"an acceptance length of {cell.acceptance_length.mean:.2f}" if cell.acceptance_length else "its acceptance"
+    length = cell.acceptance_length
+    if length is None:
+        return "its acceptance"
+    bounds = "" if length.bounds is None else " [{:.2f}, {:.2f}]".format(*length.bounds)
+    return f"an acceptance length of {length.mean:.2f}{bounds}"

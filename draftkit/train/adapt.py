@@ -30,9 +30,9 @@ from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import DraftkitError, require_count, require_setting
 from draftkit.hub.local_paths import named, public_name
 from draftkit.io.atomic import atomic_file, is_empty
-from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.io.lock import sole_writer
+from draftkit.io.shown import Rows, Shown
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import SamplingParameters
@@ -131,7 +131,7 @@ class AdaptedSlice:
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class Adaptation(Shown):
     """`draft`: the folder of the adapted draft; None where the training was stopped. `answers`: those trained on."""
 
     draft: Path | None
@@ -145,15 +145,15 @@ class Adaptation:
         return {"schema": 1, "draft": None if self.draft is None else str(self.draft), "answers": self.answers,
                 "slices": slices}  # fmt: skip
 
-    def _repr_html_(self) -> str:
-        """The adaptation as a notebook shows it."""
-        rows = (
+    def shown(self) -> Iterator[str | Rows]:
+        """Where the draft is, and a row for each slice of the answers held out."""
+        rows = [
             (s.name, f"{s.samples:,}", *map(metrics.length, (s.before, s.behind, s.after, s.gained)))
             for s in self.slices
-        )
+        ]
         head = ("slice", "answers", "before", "against general", "after", "gained")
-        said = "stopped" if self.draft is None else f"{self.draft}, trained on {self.answers:,} answers"
-        return said_html(said) + table_html(head, rows)
+        yield "stopped" if self.draft is None else f"{self.draft}, trained on {self.answers:,} answers"
+        yield Rows(head, rows)
 
 
 @dataclass

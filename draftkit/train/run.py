@@ -33,8 +33,8 @@ from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.vocabulary import Ceiling, plan_vocabulary, token_counts
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.hub.local_paths import copy_named
-from draftkit.io.html import said_html, table_html
 from draftkit.io.lock import sole_writer
+from draftkit.io.shown import Rows, Shown
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.targets.cost import token_seconds
 from draftkit.targets.pretrained import empty_model
@@ -64,7 +64,7 @@ ADAPTER_FOLDER = "adapter"  # only where the run trains an adapter, which is mer
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(Shown):
     """`draft`: the folder of the best checkpoint, or of the last where none was judged; None when the run was stopped.
 
     `metrics` are those of the last validation. `stopped_by`: the signal that stopped the run, None without one.
@@ -80,11 +80,10 @@ class Trained:
         draft = None if self.draft is None else str(self.draft)
         return {"draft": draft, "checkpoint": str(self.checkpoint), "metrics": self.metrics}
 
-    def _repr_html_(self) -> str:
-        """The result as a notebook shows it."""
-        rows = ((name.removeprefix("eval_"), f"{value:.4g}") for name, value in self.metrics.items())
-        said = f"stopped at {self.checkpoint}" if self.draft is None else str(self.draft)
-        return said_html(said) + table_html(("held out", ""), rows)
+    def shown(self) -> Iterator[str | Rows]:
+        """Where the draft is, and the metrics of the last validation."""
+        yield f"stopped at {self.checkpoint}" if self.draft is None else str(self.draft)
+        yield Rows(("held out", ""), [(k.removeprefix("eval_"), f"{v:.4g}") for k, v in self.metrics.items()])
 
 
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:

@@ -217,7 +217,7 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
             "--max-new-tokens", "20", "--out", tmp_path / "result.json",
         )  # fmt: skip
         assert ran.code == 0, ran.err
-        assert ran.out.startswith("org/draft at K = 3 accepts most")
+        assert ran.out.startswith("org/draft at K = 3 has an acceptance length of ")
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [cell["concurrency"] for cell in cells] == [1, 2]
         refused = draftkit("eval", "--server", server.url, "--advise", "--records", tmp_path / "r.jsonl")

@@ -89,9 +89,9 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
     assert "| 1 | mt-bench | 3 | 0 | 1 | 2.75 | 2.25 |" in text  # by category
     assert "2026-01-02T03:04:05+00:00 | draftkit | A processor, 2 threads | float32" in text
     assert "org/mt-bench, split train, revision abc, turns first | sha256 0123456789ab |" in text
-    assert "**at T = 0, org/pico at K = 3 accepts most, " in text
+    assert "**At T = 0, org/pico at K = 3 has an acceptance length of " in text
     assert "what that gains in speed was not measured" in text
-    assert "**at T = 1, use org/pico at K = 5 at batch 1, 1.80 × [1.60, 2.00]" in text
+    assert "**At T = 1, use org/pico at K = 5 at batch 1, 1.80 × [1.60, 2.00]" in text
     assert "9.75" not in text
     assert "vllm serve" in text
     assert '"model": "org/pico", "method": "eagle3"' in text
@@ -150,7 +150,7 @@ def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path)
     other = eval_results.cell("another/draft")
     card = card_of(draft, eval_results.write(tmp_path / "result.json", *cells, other, warnings=warnings))
     speed = "1.80 × [1.60, 2.00]"
-    assert f"**use org/pico at K = 3 up to batch 4, {speed} to {speed}.**" in card.text
+    assert f"**Use org/pico at K = 3 up to batch 4, {speed} to {speed}.**" in card.text
     assert "- at T=0 90 % of the output repeats itself\n- org/pico, K=3, concurrency 1: something was" in card.text
     assert "another/draft" not in card.text
     assert "without it, sooner where measured." in card.text

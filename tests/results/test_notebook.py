@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 from fixtures.report_results import full_result
 
+import draftkit
 from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.doctor.diagnose import Diagnosis
 from draftkit.doctor.measure import Tried
@@ -41,7 +44,8 @@ DIAGNOSIS = Diagnosis("t", "d", "eagle3", INTERVAL, None, (), (), (TRIED,), {}, 
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (DIAGNOSIS, ["with t: acceptance length 2.50 [2.25, 2.75]", "rope_theta=&lt;1e4&gt;", "<td>2.90</td>"]),
+        (DIAGNOSIS,
+         ["with t: acceptance length 2.50 [2.25, 2.75]", "rope_theta=&lt;1e4&gt;", "<td>+0.40 [+0.30, +0.50]</td>"]),
         (replace(DIAGNOSIS, length=None, tried=()), ["not measured", "Nothing found"]),
         (Adaptation(Path("out/draft"), 1200, (AdaptedSlice("all", 9, INTERVAL, INTERVAL, INTERVAL, None),)),
          ["trained on 1,200 answers", "<td>–</td>"]),
@@ -53,6 +57,31 @@ DIAGNOSIS = Diagnosis("t", "d", "eagle3", INTERVAL, None, (), (), (TRIED,), {}, 
 def test_what_functions_return_shows_itself(shown: object, words: list[str]) -> None:
     html = shown._repr_html_()  # type: ignore[attr-defined]
     assert [word for word in words if word not in html] == []
+    text = str(shown)
+    assert [word for word in words if unescape(re.sub("</?td>", "", word)) not in text] == []
+    assert f"{type(shown).__name__}(" not in text
+
+
+def test_a_cell_shows_itself() -> None:
+    cell = result_from(full_result(), Path("r.json")).cells[0]
+    assert f"<p><b>{cell.draft} with {cell.target}, K=" in cell._repr_html_()
+    length = f"{cell.acceptance_length.mean:.2f}"
+    assert f"<td>acceptance length</td><td>{length} [" in cell._repr_html_()
+    assert re.search(rf"^acceptance length +{length} \[", str(cell), re.MULTILINE)
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert dir(draftkit) == sorted(draftkit.__all__)
+    assert all(getattr(draftkit, name) is not None for name in dir(draftkit))
+
+
+def test_warnings_of_one_kind_are_one_line_with_the_worst() -> None:
+    warnings = [ResultWarning("slow", f"off by {error:.0%}", extent=error) for error in (0.2, 0.4, 0.3)]
+    result = replace(result_from(full_result(), Path("r.json")), warnings=(*warnings, ResultWarning("odd", "once")))
+    assert [(w.message, kind) for w, kind in result.warned] == [("off by 40%", "slow: the worst of 3"), ("once", "odd")]
+    assert str(result).endswith("warning: off by 40% [slow: the worst of 3]\nwarning: once [odd]")
+    read = result_from(result.to_dict(), Path("r.json"))  # as a page is made of a file
+    assert read.warned == result.warned
 
 
 def test_a_converted_draft_shows_itself(tmp_path: Path) -> None:

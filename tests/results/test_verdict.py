@@ -41,20 +41,20 @@ def test_what_pays_is_used_up_to_where_it_pays() -> None:
     cells = (cell(1.6), cell(1.4, batch=4), cell(1.3, batch=8), cell(0.8, batch=16))
     (verdict,) = verdicts(cells)
     assert verdict.sentence == (
-        "use one at K = 4 up to batch 8, 1.60 × [1.50, 1.70] to 1.30 × [1.20, 1.40]; beyond, draft nothing"
+        "Use one at K = 4 up to batch 8, 1.60 × [1.50, 1.70] to 1.30 × [1.20, 1.40]; beyond, draft nothing."
     )
     assert (verdict.kind, verdict.draft, verdict.num_speculative_tokens, verdict.up_to) == ("use", "one", 4, 8)
     assert said(cell(1.6), cell(1.1, 0.2, batch=4)) == (
-        "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]; beyond, whether a draft pays cannot be told"
+        "Use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]; beyond, whether a draft pays cannot be told."
     )
     assert said(cell(1.6), cell(0.9, batch=8), cell(1.2, 0.05, batch=8, k=2)).endswith(
-        "; beyond, one at K = 2, 1.20 × [1.15, 1.25]"
+        "; beyond, one at K = 2, 1.20 × [1.15, 1.25]."
     )
 
 
 def test_the_fastest_of_several_is_used_and_a_rival_is_named() -> None:
     slower = cell(1.2, draft="two")
-    assert said(cell(1.6), slower) == "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]"
+    assert said(cell(1.6), slower) == "Use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]."
     (verdict,) = verdicts((cell(1.6), cell(1.5, draft="two")))
     assert "; two at K = 4 may be as fast, 1.50 × [1.40, 1.60]: " in verdict.sentence
     assert f": {verdict.more_prompts} more prompts would tell" in verdict.sentence
@@ -62,32 +62,32 @@ def test_the_fastest_of_several_is_used_and_a_rival_is_named() -> None:
 
 
 def test_a_second_run_of_one_setting_is_no_rival() -> None:
-    assert said(cell(1.6), cell(1.5)) == "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]"
+    assert said(cell(1.6), cell(1.5)) == "Use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]."
 
 
 def test_no_draft_pays() -> None:
     (verdict,) = verdicts((cell(0.9, 0.05), cell(0.7, 0.05, k=2)))
     assert verdict.kind == "none"
-    assert verdict.sentence.startswith("no draft pays here: the best, one at K = 4, decodes 0.90 × [0.85, 0.95]")
+    assert verdict.sentence.startswith("No draft pays here: the best, one at K = 4, decodes 0.90 × [0.85, 0.95]")
 
 
 def test_of_several_batches_the_one_that_is_meant_is_named() -> None:
     assert "the best, one at K = 4 and batch 8, decodes 0.90 ×" in said(cell(0.8, 0.05), cell(0.9, 0.05, batch=8))
-    assert said(cell(0.8, 0.05), cell(1.1, 0.2, batch=8)).startswith("whether one at K = 4 and batch 8 pays")
+    assert said(cell(0.8, 0.05), cell(1.1, 0.2, batch=8)).startswith("Whether one at K = 4 and batch 8 pays")
 
 
 def test_intervals_that_hold_1_ask_for_more_prompts() -> None:
     (verdict,) = verdicts((cell(1.1, 0.2),))
     assert verdict.kind == "unclear"
-    assert verdict.sentence.endswith(f": measure {verdict.more_prompts} more prompts")
+    assert verdict.sentence.endswith(f": measure {verdict.more_prompts} more prompts.")
     assert "no number of prompts will tell" in said(cell(1.01, 0.2))
 
 
 def test_a_disturbed_machine_is_no_matter_of_prompts() -> None:
     noisy = cell(1.3, 0.6, pace_error=0.5, passes=3)
-    assert said(noisy).endswith(": something else used the machine; measure again on one that does nothing else")
+    assert said(noisy).endswith(": something else used the machine; measure again on one that does nothing else.")
     (verdict,) = verdicts((cell(1.6, pace_error=0.2), cell(1.5, draft="two")))
-    assert verdict.sentence.endswith("; one at K = 4 may be as fast, 1.60 × [1.50, 1.70]")
+    assert verdict.sentence.endswith("; one at K = 4 may be as fast, 1.60 × [1.50, 1.70].")
     assert verdict.more_prompts is None
 
 
@@ -107,7 +107,7 @@ def test_what_its_own_run_doubts_is_not_advised(engine: str, doubt: dict[str, An
     (verdict,) = verdicts((doubted,))
     assert verdict.kind == "unclear"
     assert "pays cannot be told" in verdict.sentence
-    assert verdicts((doubted, cell(1.2, draft="two", engine=engine)))[0].sentence.startswith("use two at K = 4")
+    assert verdicts((doubted, cell(1.2, draft="two", engine=engine)))[0].sentence.startswith("Use two at K = 4")
     assert verdicts((cell(1.9, engine=engine), replace(doubted, concurrency=4)))[0].up_to == 1
     assert join([Result((doubted,), PROVENANCE)])[0].fastest is None
     assert with_sure_speeds(Result((doubted,), PROVENANCE)).cells[0].speedup is None
@@ -115,17 +115,17 @@ def test_what_its_own_run_doubts_is_not_advised(engine: str, doubt: dict[str, An
 
 def test_an_interval_beyond_the_acceptance_length_says_so() -> None:
     assert said(cell(1.85, **BEYOND)) == (
-        "whether one at K = 4 pays cannot be told: 1.85 × [1.06, 3.17] plain decoding reaches beyond what an "
-        "acceptance length of 2.11 accounts for; measure again with --set repeats=10"
+        "Whether one at K = 4 pays cannot be told: 1.85 × [1.06, 3.17] plain decoding reaches beyond what an "
+        "acceptance length of 2.11 [1.80, 2.40] accounts for; measure again with --set repeats=10."
     )
     within = BEYOND | {"speedup_interval": Interval(1.85, 1.5, 2.5, 8)}  # some prompts accept more
-    assert said(cell(1.85, **within)).startswith("use one at K = 4")
+    assert said(cell(1.85, **within)).startswith("Use one at K = 4")
 
 
 def test_without_an_interval_nothing_is_recommended() -> None:
     assert "how sure that is cannot be told: measure with --set repeats=3" in said(cell(1.8, float("inf")))
     assert said(cell(0.8, float("inf"))).startswith(
-        "no draft was faster than plain decoding: one at K = 4 came closest"
+        "No draft was faster than plain decoding: one at K = 4 came closest"
     )
     assert "measure at least 8 prompts" in said(cell(1.8, float("inf"), num_prompts=1))
     assert verdicts((replace(cell(1.8), speedup=None, speedup_interval=None),))[0].kind == "unmeasured"
@@ -134,8 +134,8 @@ def test_without_an_interval_nothing_is_recommended() -> None:
 def test_a_speed_up_beyond_the_acceptance_length_is_questioned() -> None:
     """3.66 × at a length of 2.55: the baseline was disturbed."""
     wrong = cell(3.66, acceptance_length=Interval(2.55, 2.2, 3.1, 8))
-    assert "no speed-up can be told: 3.66 ×" in said(wrong)
-    assert said(wrong, cell(1.3, k=2)).startswith("use one at K = 2")
+    assert "No speed-up can be told: 3.66 ×" in said(wrong)
+    assert said(wrong, cell(1.3, k=2)).startswith("Use one at K = 2")
     (found,) = findings(Evidence(cell=wrong, settings=Settings()), "measurement")
     assert found.name == "speed-unexplained"
     assert "acceptance length of 2.55" in found.message
@@ -145,7 +145,7 @@ def test_a_speed_up_beyond_the_acceptance_length_is_questioned() -> None:
 
 def test_temperatures_and_engines_have_verdicts_of_their_own() -> None:
     sentences = [v.sentence for v in verdicts((cell(1.6), cell(0.8, temperature=1.0), cell(1.6, engine="vllm")))]
-    assert [s.partition(", ")[0] for s in sentences] == ["at T = 0", "at T = 1", "at T = 0 in vllm"]
+    assert [s.partition(", ")[0] for s in sentences] == ["At T = 0", "At T = 1", "At T = 0 in vllm"]
 
 
 def shown(result: Result, **options: Any) -> list[str]:
@@ -172,7 +172,7 @@ def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
     )  # fmt: skip
     result = Result(cells, PROVENANCE)
     lines = shown(result)
-    assert lines[0].startswith("at T = 0, use zoo:eagle3 at K = ")
+    assert lines[0].startswith("At T = 0, use zoo:eagle3 at K = ")
     assert max(map(len, lines)) <= 80
     assert sum("3.00 [2.50, 3.50]" in line and "1.25 [1.15, 1.35]" in line for line in lines) == len(cells)
     assert not any("…" in line for line in lines)

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import measured_of, prediction
+from draftkit.report.format import measured_of, prediction, severity
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
+from draftkit.report.terminal.screen import named_table
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import Result, SlicedAdvice, SpeedModel
@@ -41,6 +42,7 @@ DETAILS = (
     "expected: from the probabilities of the same forwards; drafted: over the rounds that drafted; at each position: "
     "accepted / rounds; times are medians"
 )
+VERDICT_STYLES = {"use": "bold green", "none": "bold red", "unclear": "bold yellow", "unmeasured": "bold"}
 NAME_WIDTH = 16  # of a draft in the table that fits a terminal of 80 columns
 
 
@@ -76,14 +78,14 @@ def show_evaluation(
                 console.print(beside)
     for published in published_beside(result):
         console.print(published.sentence)
-    for warning in result.warnings:
-        console.print(f"{warning.severity}: {warning.message} [{warning.name}]")
+    for warning, kind in result.warned:
+        console.print(severity(warning.severity).append(f": {warning.message} [{kind}]", "default"))
 
 
 def show_verdicts(console: Console, result: Result) -> None:
     """Print each verdict, which says what to do, with the commands for it."""
     for verdict in result.judged:
-        console.print(verdict.sentence, style="bold")
+        console.print(verdict.sentence, style=VERDICT_STYLES[verdict.kind])
         for command in verdict.commands.values():
             console.print(f"  {command}", soft_wrap=True)
 
@@ -104,6 +106,7 @@ def evaluation_table(result: Result) -> Table:
         title.append(f"{prompts.text(first)} prompts")
     gap = 0 if "length_of_drafts" in varied else 1  # beside that of the box
     table = Table(title=" · ".join(title), caption=CAPTION, box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
+    table.title_justify = table.caption_justify = "left"
     labels = _labels(cells)
     table.add_column("draft", width=min(max(map(len, ("draft", *labels.values()))), NAME_WIDTH), overflow="fold")
     for metric in shown:
@@ -119,7 +122,7 @@ def evaluation_table(result: Result) -> Table:
 def details_table(result: Result) -> Table:
     """The table of `--details`: everything else that each cell measured."""
     shown = metrics_of("details", result.cells)
-    table = Table(caption=DETAILS)
+    table = Table(caption=DETAILS, caption_justify="left")
     table.add_column("draft")
     for metric in shown:
         table.add_column(metric.title, justify="left" if metric.left else "right")
@@ -175,7 +178,7 @@ def slices_table(cells: Sequence[Cell]) -> Table:
     """How far each slice of the prompts is from the rest, in each cell that was sliced."""
     table = Table(
         "slice", "prompts", "acceptance length", "against the others", "",
-        title="acceptance length by slice", box=SIMPLE_HEAD,
+        title="acceptance length by slice", box=SIMPLE_HEAD, title_justify="left", caption_justify="left",
         caption="shorter, longer: than that of the other prompts, beyond chance",
     )  # fmt: skip
     sliced = [cell for cell in cells if cell.slices]
@@ -228,6 +231,8 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         *(f"K={k}{'*' if model.drafted is not None and k > model.drafted else ''}" for k in ks),
         title=f"{model.draft}: predicted speed-up{_context(model)}",
         caption="* beyond the K that was drafted: extrapolated, and not advised",
+        title_justify="left",
+        caption_justify="left",
         box=SIMPLE_HEAD,
     )
     for batch in batches:
@@ -305,6 +310,8 @@ def prediction_table(cell: Cell) -> Table:
         box=SIMPLE_HEAD,
         show_edge=False,
         padding=0,
+        title_justify="left",
+        caption_justify="left",
     )
     rows: dict[tuple[float, str], list[str]] = {}
     for p in sorted(predicted, key=lambda p: (p.temperature, p.draft_sampling, p.num_speculative_tokens)):
@@ -326,7 +333,7 @@ def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
     """What a run of `k` draft tokens a round takes of memory, part by part, and what the draft costs in batch size."""
-    table = Table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together", title_justify="left")
+    table = named_table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together")
     table.columns[1].justify = "right"
     for name, size in plan.fixed.items():
         table.add_row(name, f"{size / GIB:.3f}")
@@ -346,7 +353,7 @@ def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
 def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
     """A table of what rounds take by arithmetic."""
     columns = ("device", "batch", "context", "K", "GB read", "kernels", "ms", "plain, ms", "pays from")
-    table = Table(*columns, title=f"{draft}: rounds by arithmetic", title_justify="left")
+    table = named_table(*columns, title=f"{draft}: rounds by arithmetic")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in rounds:
