@@ -236,12 +236,16 @@ def evaluate(
     stopping.kept = lambda: kept_cells(saved, asked.sweep, len(asked.drafts) or 1)
     from draftkit.evaluate.evaluate import evaluate_draft
 
+    engines = asked.engines(out)
     with prompt_progress() as on_progress:
         result = evaluate_draft(
-            asked.target, asked.drafts, asked.sweep, on_progress, engines=asked.engines(out), advise=advise,
-            predict=predict, saved=saved, records=records,
+            asked.target, asked.drafts, asked.sweep, on_progress, engines=engines, advise=advise, predict=predict,
+            saved=saved, records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
+    for engine_asked in engines if not (as_json or as_csv) else ():
+        if more := engine_asked.would_tell(result.cells):
+            print(f"next: {more}", file=sys.stderr)
     if require_al is not None:
         _require_acceptance(result, require_al)
 

@@ -96,6 +96,10 @@ class BaseEngine(ABC):
         """Why there is no lane without a draft, and what to add; None where there is one."""
         return None
 
+    def would_tell(self, cells: Sequence[Cell]) -> str | None:
+        """What the user can do that more is told of these cells, which it has measured; None for nothing."""
+        return None
+
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
         """The cell with the figures that only this engine gives of a run. Raises `DraftkitError` for a run that is
         wrong."""

@@ -218,6 +218,7 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
         )  # fmt: skip
         assert ran.code == 0, ran.err
         assert ran.out.startswith("org/draft at K = 3 has an acceptance length of ")
+        assert "next: for a speed-up, --server-baseline URL of the same target without a draft\n" in ran.err
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [cell["concurrency"] for cell in cells] == [1, 2]
         refused = draftkit("eval", "--server", server.url, "--advise", "--records", tmp_path / "r.jsonl")

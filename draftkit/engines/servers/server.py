@@ -48,6 +48,7 @@ class Server(ABC):
     owner: ClassVar[str]
     estimates: ClassVar[bool] = False  # whether what it drafts is told from the sizes of chunks
     untold: ClassVar[tuple[str, ...]] = ()  # figures of a measurement that it does not give, as a user calls them
+    by_request: ClassVar[str] = ""  # what it is started with to say of each answer what was drafted, where it can
 
     def __init__(self, api: Api, model: str):
         self.api = api

@@ -87,6 +87,16 @@ class ServerEngine(BaseEngine):
         has_one = self.settings.baseline_url is not None
         return None if has_one else "there is no server without a draft: add --server-baseline URL"
 
+    def would_tell(self, cells: Sequence[Cell]) -> str | None:
+        """An interval needs the counts of each answer, a speed-up a server without a draft."""
+        single = [cell for cell in cells if (cell.num_prompts or 0) > 1 and cell.acceptance_length is not None]
+        wanted = []
+        if self.drafting.by_request and any(cell.acceptance_length.bounds is None for cell in single):  # type: ignore[union-attr]
+            wanted.append(f"an interval, start the server with {self.drafting.by_request}")
+        if self.plain is None:
+            wanted.append("a speed-up, --server-baseline URL of the same target without a draft")
+        return f"for {'; for '.join(wanted)}" if wanted else None
+
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
         return replace(cell, estimated=self.drafting.estimates or None)
 

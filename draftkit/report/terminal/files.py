@@ -70,7 +70,7 @@ def _samples(path: Path) -> Written:
     from draftkit.data.samples import (
         read_origin,
         read_samples,
-    )  # needs NumPy, which nothing else does that is read here
+    )
 
     target = read_origin(path).target
     lengths = [len(sample) for sample in read_samples(path)]

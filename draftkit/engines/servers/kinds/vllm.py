@@ -17,6 +17,7 @@ class VllmServer(Server):
     """A server that `vllm serve` runs."""
 
     engine = owner = "vllm"
+    by_request = "--per-request-spec-decode-metrics summary"
 
     def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         return CompletionsClient(self.api).complete(self.model, request, end_ids, stream=True)
