@@ -43,6 +43,7 @@ from draftkit.cli.output import (
     quiet_transformers,
     refuse_inputs,
     say_next,
+    say_written,
     stopping,
 )
 from draftkit.cli.panels import PanelCommand
@@ -108,7 +109,7 @@ def prepare(
     if as_json:
         print_json(result)
         return
-    show_report(console(), result)
+    show_report(console(), result, None if dry_run else out)
     if not dry_run:
         say_next("data", "check", out, "--target", target)
 
@@ -205,7 +206,7 @@ def regenerate(
     if as_json:
         print_json(result)
         return
-    show_report(console(), result)
+    show_report(console(), result, out)
     say_next("data", "prepare", out, "SAMPLES", "--target", target)
 
 
@@ -278,7 +279,7 @@ def synthesize(
         counts = {"prompts": len(file.done), "resumed": before, "left_out": left_out}
         print_json({"schema": 1, "target": target, "out": str(out)} | counts)
         return
-    print(f"{len(file.done):,} prompts, {before:,} of them there before: {out}")
+    say_written(out, f"{len(file.done):,} prompts, {before:,} of them there before")
     if left_out:
         print("left out: " + ", ".join(f"{number:,} {reason}" for reason, number in left_out.items()))
     say_next("data", "regenerate", out, "ANSWERS", "--target", target)
@@ -312,6 +313,8 @@ def check(
     print_json(result) if as_json else show_checkup(console(), result)
     if checkup.failed:
         raise typer.Exit(1)
+    if not as_json:
+        say_next("train", "--recipe", "RECIPE", "--target", target, "--data", samples, "--out", "RUN")
 
 
 @app.command(cls=PanelCommand)
@@ -379,7 +382,7 @@ def states(
         print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
-        print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes: {out}")
+        say_written(out, f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes")
         say_next("train", "--data", samples, "--states", out, "--target", target)
 
 

@@ -162,6 +162,18 @@ def _is_utf8(stream: TextIO) -> bool:
     return stream.encoding is None or codecs.lookup(stream.encoding).name == "utf-8"
 
 
+def say_written(where: object, what: str) -> None:
+    """The first line of what a command has made: where it is, and what."""
+    from rich.text import Text
+
+    console().print(Text.assemble(("written", "bold green"), f": {where}: {what}"), soft_wrap=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def say_next(*words: object) -> None:
     """The command of draftkit that is likely wanted next, on stderr."""
     print(f"next: {command('draftkit', *words)}", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption, ReleaseOption
-from draftkit.cli.output import console, print_json, say_next, stopping
+from draftkit.cli.output import console, counted, print_json, say_next, say_written, stopping
 
 if TYPE_CHECKING:
     from draftkit.publish import Publication
@@ -52,8 +52,9 @@ def card(
     if as_json:
         print_json({"schema": 1, "files": [str(path) for path in written]})
         return
-    for path in written:
-        print(path)
+    kinds = {".json": "measurement", ".svg": "figure"}
+    held = [counted(sum(p.suffix == end for p in written), noun) for end, noun in kinds.items()]
+    say_written(written[0], f"a model card with {' and '.join(held)}")
     say_next("push", folder, repo or "ORG/NAME", "--dry-run")
 
 
@@ -81,7 +82,7 @@ def push(
 
     publication = plan_push(folder, repo, results=results or [], license=license, allow_unmeasured=allow_unmeasured)
     if dry_run:
-        _show(publication, as_json)
+        _show(publication, folder, as_json)
         return
     stopping.kept = lambda: "what has reached the Hub is kept there; the same command goes on"
     uploaded = upload_draft(publication, private=private, revision=revision)
@@ -102,7 +103,7 @@ def _quiet_hub() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _show(publication: Publication, as_json: bool) -> None:
+def _show(publication: Publication, folder: Path, as_json: bool) -> None:
     """Print what would be uploaded."""
     from rich.table import Table
 
@@ -111,12 +112,15 @@ def _show(publication: Publication, as_json: bool) -> None:
         left_out, card = list(publication.left_out), publication.card
         print_json({"schema": 1, "repo": publication.repo, "files": files, "left_out": left_out, "card": card})
         return
-    table = Table("file", "bytes", title=f"would be uploaded to {publication.repo}")
+    total = sum(publication.sizes.values())
+    results = f"a card with {counted(publication.num_results, 'result')} in its header"
+    print(f"would be uploaded to {publication.repo}: {counted(len(files), 'file')}, {total:,} bytes, {results}")
+    table = named_table("file", "bytes")
     table.columns[1].justify = "right"
     for file in files:
         table.add_row(str(file["path"]), f"{file['bytes']:,}")
     console().print(table)
     if publication.left_out:
         print(f"left out: {', '.join(publication.left_out)}")
-    print(f"results in the card's header: {publication.num_results}\n")
-    print(publication.card, end="")
+    print(f"\n{publication.card}", end="")
+    say_next("push", folder, publication.repo)

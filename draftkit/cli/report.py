@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.output import refuse_inputs
+from draftkit.cli.output import counted, refuse_inputs, say_next, say_written
 from draftkit.errors import DraftkitError, command
 from draftkit.io.html import is_as_written
 
@@ -59,11 +59,18 @@ def report(
         if profiles is not None:
             _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles)), read)
         file.write(page(read, series, drawn).encode())
-    print(out)
+    cells = sum(len(result.cells) for result in read)
+    beside = [] if figures is None else [f"{len(drawn)} figures in {figures}"]
+    beside += [] if profiles is None else [f"profiles in {profiles}"]
+    say_written(out, ", ".join([counted(len(read), "result"), counted(cells, "cell"), *beside]))
     if len(read) == 2:
         print(summary(compare(*read)), file=sys.stderr)
-    if figures is not None:
-        print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
+    else:
+        for verdict in (verdict for result in read for verdict in result.judged):
+            print(verdict.sentence, file=sys.stderr)
+    if doubts := sum(len(result.warned) for result in read):
+        print(f"{counted(doubts, 'kind')} of doubt about these figures: after the page's summary", file=sys.stderr)
+    say_next("card", "DRAFT", *results)
 
 
 def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:

@@ -25,7 +25,7 @@ from draftkit.cli.options import (
     TrustOption,
     models,
 )
-from draftkit.cli.output import console, print_json, quiet_transformers, say_next, stopping
+from draftkit.cli.output import console, print_json, quiet_transformers, say_next, say_written, stopping
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -139,9 +139,11 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if trained.draft is None:
         print(f"stopped; draftkit train goes on from {trained.checkpoint} with --resume", file=sys.stderr)
         return
-    if "eval_acceptance_length" in trained.metrics:
-        print(f"acceptance length {validated(trained.metrics)}, held out, at K={run.validation.k}")
-    print(trained.draft)
+    judged = "eval_acceptance_length" in trained.metrics
+    length = (
+        f"acceptance length {validated(trained.metrics)}, held out, at K={run.validation.k}" if judged else "not judged"
+    )
+    say_written(trained.draft, f"{run.recipe}, {length}")
     if run.validation.every:
         from draftkit.train.log import read_curve
 
@@ -219,8 +221,8 @@ def adapt(
     elif as_json:
         print_json(adapted.to_dict())
     else:
+        say_written(adapted.draft, f"adapted, trained on {adapted.answers:,} answers")
         console().print(adaptation_table(adapted, k))
-        print(adapted.draft)
         say_next("eval", "--target", target, "--draft", adapted.draft)
     if adapted.stopped_by is not None:
         raise typer.Exit(128 + adapted.stopped_by)

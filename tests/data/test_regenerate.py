@@ -462,5 +462,5 @@ def test_regenerate_through_an_endpoint_from_the_command_line(draftkit: Command,
             "--endpoint", server.endpoint,
         )  # fmt: skip
     assert ran.code == 0
-    assert "1 rows → 1 samples" in ran.out
+    assert ran.out.startswith(f"written: {tmp_path / 'out.jsonl'}: 1 rows → 1 samples")
     assert ran.err.startswith("next: draftkit data prepare")

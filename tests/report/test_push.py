@@ -337,6 +337,8 @@ def test_dry_run(draftkit: Command, server: HubUploads, draft: Path, monkeypatch
     done = draftkit("push", draft, REPO, "--dry-run")
     assert done.code == 0
     assert f"{(draft / 'model.safetensors').stat().st_size:,}" in done.out
+    assert done.out.startswith(f"would be uploaded to {REPO}: ")
+    assert done.err == f"next: draftkit push {draft} {REPO}\n"
     assert "left out: .env, optimizer.pt" in done.out
     assert "model-index:" in done.out
     assert f'"model": "{REPO}"' in done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -10,31 +11,42 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftkit.finding import SEVERITIES
 from draftkit.report.format import severity
+from draftkit.report.terminal.screen import columns, labelled, named_table
 from draftkit.results.metrics import length
 from draftkit.train.adapt import Adaptation
 
 
-def show_report(console: Console, report: Mapping[str, Any]) -> None:
+def show_report(console: Console, report: Mapping[str, Any], out: object = None) -> None:
     """The counts of a run, and a line for each reason why rows are not used as they are."""
     counts = "{rows:,} rows → {documents:,} samples, {tokens:,} tokens, {supervised_tokens:,} of them in the loss mask"
-    console.print(counts.format(**report))
+    said = counts.format(**report)
+    console.print(said if out is None else labelled("written", f"{out}: {said}", "green"), soft_wrap=True)
     if not report["reasons"]:
         return
-    table = Table("reason", "rows", "what was done", "first rows")
+    table = named_table("reason", "rows", "what was done", "first rows")
     for reason in report["reasons"]:
         table.add_row(reason["reason"], str(reason["rows"]), reason["consequence"], ", ".join(reason["examples"]))
     console.print(table)
 
 
 def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
-    """One sample colored by its mask, and a line for each finding."""
+    """Whether to train on it, each finding, the worst first, and one sample colored by its mask."""
+    findings = sorted(checkup["findings"], key=lambda finding: SEVERITIES.index(finding["severity"]))
+    counts = Counter(finding["severity"] for finding in findings)
+    said = ", ".join(f"{counts[name]} {name}" for name in SEVERITIES if counts[name])
+    verdict = "not to be trained on" if counts["error"] else "doubtful" if counts["warning"] else "sound"
+    console.print(labelled(verdict, said, "red" if counts["error"] else "yellow" if counts["warning"] else "green"))
+    rows = columns()
+    for finding in findings:
+        rows.add_row(severity(finding["severity"]), f"{finding['what']} [{finding['check']}]")
+        for label, text in (("where", finding["where"]), ("if ignored", finding["cost"]), ("next", finding["hint"])):
+            if text:
+                rows.add_row("", f"{label}: {text}")
+    console.print(rows)
+    console.print("a sample, its loss mask between ⟦ and ⟧:")
     console.print(masked_text((piece["text"], piece["supervised"]) for piece in checkup["shown"]))
-    table = Table("check", "", "found", "if ignored", "next")
-    for finding in checkup["findings"]:
-        found = "\n".join(text for text in (finding["what"], finding["where"]) if text)
-        table.add_row(finding["check"], severity(finding["severity"]), found, finding["cost"], finding["hint"])
-    console.print(table)
 
 
 def states_plan(plan: Mapping[str, Any]) -> str:
