@@ -105,7 +105,7 @@ def _quiet_hub() -> None:
 
 def _show(publication: Publication, folder: Path, as_json: bool) -> None:
     """Print what would be uploaded."""
-    from rich.table import Table
+    from draftkit.report.terminal.screen import named_table
 
     files = [{"path": name, "bytes": size} for name, size in publication.sizes.items()]
     if as_json:

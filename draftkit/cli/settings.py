@@ -77,11 +77,10 @@ def _settings(kind: str) -> Iterator[Setting]:
 
 
 def _list(kind: str, listed: list[Setting]) -> None:
-    from rich.table import Table
-
     from draftkit.io.settings import words_of
+    from draftkit.report.terminal.screen import named_table
 
-    table = Table("setting", "value", "default", "what for", title=f"settings of {kind}", title_justify="left")
+    table = named_table("setting", "value", "default", "what for", title=f"settings of {kind}")
     for one in listed:
         table.add_row(one.name, words_of(one.kind).replace("`", ""), _default(one), _about(one))
     console().print(table)

@@ -60,7 +60,7 @@ def states_plan(plan: Mapping[str, Any]) -> str:
 def costs_table(costs: Mapping[str, Any]) -> Table:
     """A table of what the target's states take from each source of states."""
     encodings = ", ".join(f"{name} {_size(size)}" for name, size in costs["encodings"].items())
-    table = Table(
+    table = named_table(
         "states", "on disk", "a sample", "the target computes", "a sample",
         title="{samples:,} samples, {tokens:,} tokens, each read {passes:.2g} times".format(**costs),
         caption=f"stored: {encodings}; times {costs['estimate']}",
@@ -96,7 +96,7 @@ def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:
 
 def adaptation_table(adapted: Adaptation, k: int) -> Table:
     """One row for each slice of the answers held out."""
-    table = Table(
+    table = named_table(
         "slice", "answers", "before", "against general", "after", "gained",
         title=f"acceptance length at K={k} on held-out answers, trained on {adapted.answers:,}",
         caption="lost: before, less was accepted than of general text, beyond chance",

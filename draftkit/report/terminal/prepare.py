@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from draftkit.report.terminal.screen import named_table
+
 if TYPE_CHECKING:
     from draftkit.data.vocabulary import Ceiling
 
@@ -24,7 +26,7 @@ def show_transplant(console: Console, result: Mapping[str, Any]) -> None:
     """Print where the rows come from, by number and by their share of a text, and the special tokens matched by
     role."""
     coverage = result["coverage"]
-    table = Table("rows", "from", "number", *(["of the text"] if coverage else []))
+    table = named_table("rows", "from", "number", *(["of the text"] if coverage else []))
     for kind, count in result["rows"].items():
         part = [f"{coverage['counts'][kind] / max(coverage['tokens'], 1):.2%}"] if coverage else []
         table.add_row(kind, MEANINGS[kind], f"{count:,}", *part)
@@ -40,7 +42,7 @@ def show_transplant(console: Console, result: Mapping[str, Any]) -> None:
 
 def survey_table(result: Mapping[str, Any]) -> Table:
     """One row for each candidate."""
-    table = Table(
+    table = named_table(
         "model", "parameters", "tokenizer", "overlap", "cost", "K", "speed-up", "next",
         title=f"drafts for {result['target']} ({_count(result['parameters'])} parameters)",
         caption=f"speed-up AL / (1 + cost·K) at the best K, if {result['acceptance']:.0%} of the drafts are accepted: "
@@ -68,7 +70,7 @@ def _count(number: int) -> str:
 
 def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
     """A table of what draft vocabularies of several sizes allow."""
-    table = Table("draft vocabulary", "of the tokens in the loss mask", f"acceptance length at most, K={k}")
+    table = named_table("draft vocabulary", "of the tokens in the loss mask", f"acceptance length at most, K={k}")
     for column in table.columns:
         column.justify = "right"
     for ceiling in ceilings:
@@ -78,7 +80,7 @@ def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
 
 def show_pruning(console: Console, result: Mapping[str, Any]) -> None:
     """Print what each size allows and saves, the tokens that are always kept, and what to know before serving."""
-    table = Table(
+    table = named_table(
         "draft vocabulary",
         "of the tokens",
         f"acceptance length at most, K={result['num_speculative_tokens']}",
