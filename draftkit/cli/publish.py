@@ -52,8 +52,8 @@ def card(
     if as_json:
         print_json({"schema": 1, "files": [str(path) for path in written]})
         return
-    kinds = {".json": "measurement", ".svg": "figure"}
-    held = [counted(sum(p.suffix == end for p in written), noun) for end, noun in kinds.items()]
+    measured = sum(path.parent.name == "eval" for path in written)
+    held = [counted(measured, "measurement"), counted(sum(path.suffix == ".svg" for path in written), "figure")]
     say_written(written[0], f"a model card with {' and '.join(held)}")
     say_next("push", folder, repo or "ORG/NAME", "--dry-run")
 
