@@ -41,9 +41,10 @@ def typed(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 continue
             ran = draftkit(*arguments)
             assert ran.code == 0, f"{shlex.join(arguments)}\n{ran.err}"
-            said = "".join(f"{line}\n" for line in ran.err.splitlines() if re.search(SHOWN, line))
-            before, after = (said, "") if arguments[0] == "train" else ("", said)
-            printed += before + ran.out.rstrip("\n") + "\n" + after
+            said = [line for line in ran.err.splitlines() if re.search(SHOWN, line)]
+            hints = [line for line in said if line.startswith("next: ")]
+            logged = [line for line in said if line not in hints]
+            printed += "".join(f"{line}\n" for line in (*logged, ran.out.rstrip("\n"), *hints))
         return printed.replace(f"{tmp_path}/", "").replace(str(PACKAGE), "…/draftkit").lstrip("\n")
 
     return run
