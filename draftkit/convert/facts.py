@@ -36,7 +36,8 @@ class Facts:
         ignored_keys: Iterable[str] = (),
     ):
         self._config = dict(config)
-        self._paths: dict[str, str] = {}  # lifted key → where it lies in the file
+        self._paths: dict[str, str] = {}  # lifted or renamed key → where it lies in the file
+        self._renamed: set[str] = set()
         self._where = where
         self._overrides = dict(overrides or {})
         self._ignored_keys = frozenset(ignored_keys)
@@ -68,7 +69,8 @@ class Facts:
         value = self.optional(key, kind)
         if value is None:
             return self.record(fact or key, default, "format default", note)
-        return self.record(fact or key, value, "stated", "" if fact is None else f"config {key}")
+        called_so = fact is None and key not in self._renamed
+        return self.record(fact or key, value, "stated", "" if called_so else f"config {self._path(key)}")
 
     def optional(self, key: str, kind: type[Value], inside: dict[str, object] | None = None) -> Value | None:
         """A key that the config, or the object `inside` it, may have; None without one. Records nothing yet."""
@@ -80,7 +82,7 @@ class Facts:
         if kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected=kind.__name__)
+            raise FormatError(f"config key {self._path(key)} is {value!r}", where=self._where, expected=kind.__name__)
         if isinstance(value, float) and not math.isfinite(value):
             raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="a finite number")
         return value
@@ -219,6 +221,19 @@ class Facts:
                 self.dropped[path] = HARMLESS_KEYS.get(name, f"{name} beside {key} says the same")
             else:
                 raise FormatError(f"{path} is {value!r} and {name} is {self._config[name]!r}", where=self._where)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Read config keys of this layout (`names`: theirs → the usual one) where a reader asks for the usual one.
+
+        Reports go on naming them as the file does. Raises `FormatError` for a file that has both.
+        """
+        for theirs, usual in names.items():
+            if theirs not in self._config:
+                continue
+            if usual in self._config:
+                raise FormatError(f"config has {theirs} and {usual}", where=self._where, expected="one of them")
+            self._config[usual], self._paths[usual] = self._config.pop(theirs), self._path(theirs)
+            self._renamed.add(usual)
 
     def drop(self, key: str, reason: str) -> None:
         """Say why a config key has no place in the spec."""

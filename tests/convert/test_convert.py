@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
-from draftkit.convert.facts import HARMLESS_KEYS
+from draftkit.convert.facts import HARMLESS_KEYS, Facts
 from draftkit.convert.plan import Plan
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.layout.families.causal_lm import CausalLMSpec
@@ -295,6 +295,19 @@ def test_unknown_config_keys_are_one_error(tmp_path: Path) -> None:
     assert "layer_scale: [1, 2]" in message
     assert "config.json" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_a_format_reads_keys_that_it_calls_otherwise() -> None:
+    facts = Facts({"n_vocab": 320, "n_layer": "two", "n_head": 4}, "config.json")
+    facts.rename({"n_vocab": "vocab_size", "n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"})
+    assert facts.size("vocab_size") == 320
+    assert facts.found[0].note == "config n_vocab"
+    with pytest.raises(FormatError, match="config key n_layer is 'two'"):
+        facts.optional("num_layers", int)
+    with pytest.raises(FormatError, match="n_head"):
+        facts.check_all_used()
+    with pytest.raises(FormatError, match="config has n_vocab and vocab_size"):
+        Facts({"n_vocab": 1, "vocab_size": 1}, "config.json").rename({"n_vocab": "vocab_size"})
 
 
 def test_bookkeeping_of_transformers_is_dropped(tmp_path: Path) -> None:
