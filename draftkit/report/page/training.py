@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from draftkit.io.html import signed
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart, Line, linear
+from draftkit.report.page.page import labelled
 from draftkit.report.page.svg import MARKERS, TEMPLATES, svg
 from draftkit.train.log import FEW, TrainingCurve, ValidatedStep, too_few
 from draftkit.version import __version__
@@ -181,4 +182,4 @@ def training_page(curves: Sequence[TrainingCurve]) -> str:
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
-    return signed(html)
+    return signed(labelled(html))
