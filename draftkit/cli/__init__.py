@@ -25,7 +25,7 @@ from draftkit.cli.evaluate import certify, evaluate, plan
 from draftkit.cli.gate import gate
 from draftkit.cli.options import join_words
 from draftkit.cli.output import replace_what_streams_lack, say_stopped
-from draftkit.cli.panels import PanelCommand
+from draftkit.cli.panels import PanelCommand, PanelGroup
 from draftkit.cli.publish import card, push
 from draftkit.cli.published import published
 from draftkit.cli.report import report
@@ -35,6 +35,7 @@ from draftkit.errors import DraftkitError, native_failures
 from draftkit.version import __version__
 
 app = typer.Typer(
+    cls=PanelGroup,
     help="Convert, train, measure, explain and publish draft models for speculative decoding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""Help by topic: the options of each panel under its name, and an example at the end."""
+"""Help by topic: commands by what one wants, the options of each panel under its name, and an example at the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from draftkit.cli.output import say_stopped, stopping
 from draftkit.errors import SettingError
+
+# What one wants of draftkit, and the commands for it.
+PANELS = {
+    "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
+    "Measure it": ("eval", "plan", "certify", "gate", "calibrate"),
+    "Explain it": ("inspect", "doctor", "report", "formats", "settings", "published"),
+    "Publish it": ("card", "push"),
+}
 
 EXAMPLES = {
     "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
@@ -59,6 +67,21 @@ def _saying_stopped() -> Iterator[None]:
     except KeyboardInterrupt:
         say_stopped()
         raise typer.Exit(130) from None
+
+
+class PanelGroup(TyperGroup):
+    """Commands under what one wants of them; those of no panel come last."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        placed = {name for names in PANELS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in placed)
+        width = max(map(len, self.commands))
+        limit = formatter.width - 6 - width
+        for panel, names in (PANELS | {"Commands": others}).items():
+            known = [(name, self.commands[name]) for name in names if name in self.commands]
+            if known:
+                with formatter.section(panel):
+                    formatter.write_dl([(f"{name:{width}}", one.get_short_help_str(limit)) for name, one in known])
 
 
 class PanelCommand(TyperCommand):

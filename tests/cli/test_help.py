@@ -45,8 +45,16 @@ def test_a_list_of_commands_says_of_each_what_it_does_without_being_cut(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = draftkit(*group, "--help").out
-    assert "Commands:" in shown
-    assert "..." not in shown.partition("Commands:")[2]
+    listed = "Commands:" if group else "Make a draft:"
+    assert listed in shown
+    assert "..." not in shown.partition(listed)[2]
+
+
+def test_commands_are_listed_by_what_one_wants(draftkit: Command) -> None:
+    shown = draftkit("--help").out
+    panels = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert panels == ["Options:", "Make a draft:", "Measure it:", "Explain it:", "Publish it:"]
+    assert shown.index("\nMeasure it:\n") < shown.index("\n  eval ") < shown.index("\nExplain it:\n")
 
 
 def test_the_options_of_eval_are_in_panels(draftkit: Command) -> None:
