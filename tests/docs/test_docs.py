@@ -41,7 +41,7 @@ def typed(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 continue
             ran = draftkit(*arguments)
             assert ran.code == 0, f"{shlex.join(arguments)}\n{ran.err}"
-            said = [line for line in ran.err.splitlines() if re.search(SHOWN, line)]
+            said = [re.sub(r".*it/s\]", "", line) for line in ran.err.splitlines() if re.search(SHOWN, line)]
             hints = [line for line in said if line.startswith("next: ")]
             logged = [line for line in said if line not in hints]
             printed += "".join(f"{line}\n" for line in (*logged, ran.out.rstrip("\n"), *hints))
