@@ -191,6 +191,14 @@ def evaluate(
             help="Predict acceptance at other temperatures and K, along text drawn there.",
         ),
     ] = False,
+    tree_nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--tree-nodes",
+            rich_help_panel=SPEED,
+            help="With --advise: what trees of so many nodes would bring, as 8,16,32,60, without running them.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
     ] = None,
@@ -221,6 +229,8 @@ def evaluate(
     source = asked_for.get_parameter_source("k")
     if tree is not None and source is not None and source.name != "DEFAULT":
         raise typer.BadParameter("--k beside --tree: a tree's depth is its K; leave out one of them.")
+    if tree_nodes is not None and not advise:
+        raise typer.BadParameter("--tree-nodes needs --advise, which times rounds.")
     if resume and out is None:
         raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     quiet_transformers()
@@ -240,7 +250,7 @@ def evaluate(
     with prompt_progress() as on_progress:
         result = evaluate_draft(
             asked.target, asked.drafts, asked.sweep, on_progress, engines=engines, advise=advise, predict=predict,
-            saved=saved, records=records,
+            tree_nodes=_nodes(tree_nodes), saved=saved, records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
     for engine_asked in engines if not (as_json or as_csv) else ():
@@ -255,6 +265,12 @@ def kept_cells(saved: ResultFile | None, sweep: Sweep, drafts: int) -> str:
     if saved is None:
         return "nothing was kept: --out FILE keeps each cell as it ends, and --resume goes on"
     return f"{len(saved.cells)} of {len(sweep.settings) * drafts} cells kept in {saved.path}; --resume goes on"
+
+
+def _nodes(text: str | None) -> tuple[int, ...]:
+    from draftkit.evaluate.options import parse_integers
+
+    return () if text is None else parse_integers("tree_nodes", text)
 
 
 def _parts(slices: str | None) -> tuple[str, ...] | None:

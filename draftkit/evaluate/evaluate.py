@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from draftkit.checks.evidence import Asked, Evidence
 from draftkit.checks.registry import findings
 from draftkit.engines.serving import serve_commands
-from draftkit.errors import DraftkitError, command
+from draftkit.errors import DraftkitError, SettingError, command
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.job import Job, seen_by
@@ -48,6 +48,7 @@ def evaluate_draft(
     engines: Sequence[BaseEngine] = (),
     advise: bool = False,
     predict: bool = False,
+    tree_nodes: Sequence[int] = (),
     saved: ResultFile | None = None,
     records: Path | None = None,
     weigh: bool = False,
@@ -64,9 +65,9 @@ def evaluate_draft(
     own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is.
 
     `advise` times rounds and says which K would be fastest at which batch size; `predict` tells acceptance at other
-    temperatures and K. Cells that `saved` holds are not measured again, and each that is measured is written there at
-    once, with the digest of the target's weights, which `weigh` takes without it. `records`: a file to which the raw
-    record of every round is appended.
+    temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved` holds are not measured
+    again, and each that is measured is written there at once, with the digest of the target's weights, which `weigh`
+    takes without it. `records`: a file to which the raw record of every round is appended.
 
     Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
     what `eval --json` prints. Raises `DraftkitError`.
@@ -74,6 +75,8 @@ def evaluate_draft(
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
+    if sweep.first.tree is not None and (advise or predict or tree_nodes):
+        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
@@ -88,7 +91,12 @@ def evaluate_draft(
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
 
         running = able(prepared, lambda engine: engine.check(job), skipped)
-        of_rounds = {"--advise": advise, "--predict": predict, "--records": records is not None}
+        of_rounds = {
+            "--advise": advise,
+            "--predict": predict,
+            "--tree-nodes": bool(tree_nodes),
+            "--records": records is not None,
+        }
         if (wanted := [name for name, there in of_rounds.items() if there]) and not any(
             engine.keeps_rounds for engine in running
         ):
@@ -129,6 +137,8 @@ def evaluate_draft(
             if predict:
                 cells, missed = engine.with_predictions(cells)
                 warned += missed
+            if tree_nodes:
+                cells = engine.with_trees(cells, tree_nodes)
             if advise:
                 models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))

@@ -61,15 +61,15 @@ def measure_round_times(
             replace(requests[i % len(requests)], id=str(i), max_new_tokens=(ROUNDS + 1) * (limit + 1), ignore_eos=True)
             for i in range(batch)
         ]
-        found = {(batch, 0): _round_time(plain, None, asked, settings)}
+        found = {(batch, 0): round_time(plain, None, asked, settings)}
         for k in ks:
             drafting = replace(_plainly(settings), num_speculative_tokens=k)
-            found[batch, k] = _round_time(target, drafter, asked, drafting)
+            found[batch, k] = round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
         if cuts:
             drafted = settings.num_speculative_tokens
             given = {
-                (batch, kept): _round_time(target, _Cut(drafter, kept), asked, _cutting(settings))
+                (batch, kept): round_time(target, _Cut(drafter, kept), asked, _cutting(settings))
                 for kept in sorted({0, *(k for k in ks if k < drafted), drafted})
             }
             cut |= {at: min(ms, cut.get(at, ms)) for at, ms in given.items()}
@@ -116,7 +116,7 @@ class _Enough(Exception):
     """Ends a run whose remaining rounds nobody needs."""
 
 
-def _round_time(target: Target, drafter: Drafter | None, requests: Sequence[Request], settings: Settings) -> float:
+def round_time(target: Target, drafter: Drafter | None, requests: Sequence[Request], settings: Settings) -> float:
     """Milliseconds of the median round in which all requests take part: none of them ends within `ROUNDS`."""
     engine = engine_of(target, drafter, settings, num_slots=len(requests))
     engine.reserve(max(request.max_length for request in requests))

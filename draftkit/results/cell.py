@@ -180,6 +180,27 @@ class MeasuredTree:
         return None if tree is None else cls(tree.kind, tree.name, tree.nodes, tree.depth, tree.note)
 
 
+@dataclass(frozen=True)
+class TreeSpeed:
+    """How many times as fast a tree would be as plain decoding, and as the chain that was measured, at a batch."""
+
+    concurrency: int
+    over_plain: float
+    over_chain: float
+
+
+@dataclass(frozen=True)
+class ForecastTree:
+    """What a tree would bring: its acceptance length, told without running it, and by the times of its rounds its
+    speeds. `pays_up_to`: the largest batch up to which it is faster than the chain and plain decoding; None for none.
+    """
+
+    tree: MeasuredTree
+    acceptance_length: float
+    speeds: tuple[TreeSpeed, ...]
+    pays_up_to: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heading:
     """The head of a cell: what was measured, and how it was asked for."""
@@ -349,6 +370,7 @@ class Cell(Heading, Shown):
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
+    trees: tuple[ForecastTree, ...] | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)

@@ -21,6 +21,7 @@ from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
+from draftkit.evaluate.tree_forecast import forecast_trees
 from draftkit.finding import Finding
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter
@@ -133,6 +134,23 @@ class OwnEngine(BaseEngine):
             at = self.job.conversations(asked.at(temperature=temperature))
             predicted += forecast(loaded.target, loaded.needed, at)
         return tuple(predicted)
+
+    def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
+        """The cells, each draft's of the most draft tokens at the smallest batch with what trees would bring."""
+        found = list(cells)
+        for source, loaded in self.drafts.items():
+            check_drafts_trees(loaded.target, loaded.needed, source)
+            mine = [(at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source]
+            at, cell = max(mine, key=lambda place: (-place[1].concurrency, place[1].num_speculative_tokens))
+            settings = self.job.sweep.first.at(
+                num_speculative_tokens=cell.num_speculative_tokens, temperature=cell.temperature,
+                concurrency=cell.concurrency, context=cell.context or 0,
+            )  # fmt: skip
+            batches = batches_up_to(max(c.concurrency for _, c in mine))
+            asked = self.job.conversations(settings)
+            trees = forecast_trees(loaded.target, loaded.needed, asked, cell, nodes, batches)
+            found[at] = replace(cell, trees=tuple(trees))
+        return found
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """Tell of each draft in each context what its round times say about every K and batch size."""

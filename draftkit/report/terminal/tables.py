@@ -72,6 +72,8 @@ def show_evaluation(
     for model in result.speed_models:
         show_speed_model(console, model)
     for cell in result.cells:
+        if cell.trees:
+            console.print(trees_table(cell))
         if cell.predicted:
             console.print(prediction_table(cell))
             if beside := measured_beside(cell, result.cells):
@@ -80,6 +82,22 @@ def show_evaluation(
         console.print(published.sentence)
     for warning, kind in result.warned:
         console.print(severity(warning.severity).append(f": {warning.message} [{kind}]", "default"))
+
+
+def trees_table(cell: Cell) -> Table:
+    """What trees would bring instead of the cell's chain."""
+    batches = [str(speed.concurrency) for speed in (cell.trees or ())[0].speeds]
+    table = Table(
+        "tree", "length", *(f"batch {batch}" for batch in batches), "pays up to",
+        title=f"trees instead of {cell.draft} at K = {cell.num_speculative_tokens}, T = {cell.temperature:g}",
+        caption="told along the target's own text, not run; how many times as fast as the chain that was measured",
+        box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for one in cell.trees or ():
+        speeds = (number(speed.over_chain) for speed in one.speeds)
+        until = "never" if one.pays_up_to is None else f"batch {one.pays_up_to}"
+        table.add_row(one.tree.name, number(one.acceptance_length), *speeds, until)
+    return table
 
 
 def show_verdicts(console: Console, result: Result) -> None:

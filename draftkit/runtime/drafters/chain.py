@@ -34,6 +34,7 @@ class ChainDrafter(ABC, Generic[Model]):
     max_tokens = None
     max_positions: int | None = None
     slot_bytes: SlotBytes | None = None
+    usual_tree = "eagle"
     joins_prompts = True  # whether several go into one forward
 
     def __init__(self, model: Model):

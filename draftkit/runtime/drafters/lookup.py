@@ -23,6 +23,7 @@ class LookupDrafter(ABC):
     """
 
     max_tokens = None
+    usual_tree = "suffix"
     max_positions = None
     overlap = 0
     module = None
