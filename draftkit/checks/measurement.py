@@ -61,7 +61,7 @@ def other_noise(cell: Cell) -> Iterator[Finding]:
 
 @check
 def not_served(spec: DraftSpec) -> Iterator[Finding]:
-    """A draft that the release that is asked for does not serve as it lies."""
+    """A draft that the release that is asked for, or that was measured, does not serve as it lies."""
     if chosen() is not None and (notes := refusal_notes(spec)):
         yield Finding("not-served", "warning", notes[0], fix="; ".join(notes[1:]), source="tables of releases")
 

@@ -1,5 +1,5 @@
 """The releases of engines that draftkit knows, and those of which is spoken: the one that a user asks for with `--for`,
-else the one that is installed, else all.
+else the one that a measurement was made with, else the one that is installed, else all.
 
 An engine's own are `RELEASES` of its `engines/NAME/releases.py`, the newest first; they are found by being there.
 """
@@ -46,14 +46,30 @@ def asked(engine: str) -> Sequence[Release]:
 
 
 def chosen() -> Release | None:
-    """The release that a user asks for, if any."""
+    """The one release of which is spoken, if it is one: what a user asks for, or what has run."""
     return _ASKED.get()
 
 
 @contextmanager
 def speaking_of(name: str | None) -> Iterator[None]:
     """Speak of one release within the body, as `vllm==0.33`. Raises `DraftkitError` for one that has no table."""
-    token = _ASKED.set(None if name is None else named(name))
+    with _speaking(None if name is None else named(name)):
+        yield
+
+
+@contextmanager
+def measured_by(engine: str, version: str | None) -> Iterator[None]:
+    """Speak within the body of the release that ran, of an engine and its version as a result names them, unless a user
+    asks for another; nothing changes for one without a table."""
+    spelled = _spelled(engine)
+    ran = None if spelled is None or version is None else numbered(spelled, version)
+    with _speaking(chosen() or ran):
+        yield
+
+
+@contextmanager
+def _speaking(release: Release | None) -> Iterator[None]:
+    token = _ASKED.set(release)
     try:
         yield
     finally:
@@ -68,12 +84,17 @@ def names() -> list[str]:
 def named(name: str) -> Release:
     """The release that a user names, as `vllm==0.33` or `vllm==0.33.0`. Raises `DraftkitError` for another."""
     engine, _, number = name.partition("==")
-    spelled = next((one for one in known() if one.lower() == engine.lower()), None)
+    spelled = _spelled(engine)
     release = None if spelled is None else numbered(spelled, number)
     if release is None:
         near = did_you_mean(name, names())
         raise DraftkitError(f"draftkit has no table of {name}{near}", expected="one of " + ", ".join(names()))
     return release
+
+
+def _spelled(engine: str) -> str | None:
+    """How the tables spell the name of an engine; None for one that has none."""
+    return next((one for one in known() if one.lower() == engine.lower()), None)
 
 
 def numbered(engine: str, version: str) -> Release | None:

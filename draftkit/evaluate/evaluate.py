@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from draftkit.checks.evidence import Asked, Evidence
 from draftkit.checks.registry import findings
+from draftkit.engines.known import measured_by
 from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, SettingError, command
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
@@ -24,7 +25,7 @@ from draftkit.evaluate.progress import WholeRun
 from draftkit.finding import Finding
 from draftkit.hub.locate import Located
 from draftkit.io.lock import sole_writer
-from draftkit.layout.folder import Draft
+from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.record import Result, ResultWarning, SpeedModel
@@ -62,7 +63,8 @@ def evaluate_draft(
 
     `engines` run the prompts one after another: draftkit's own where none is given, or vLLM where that does not run the
     target and this environment has vLLM. Where one of several does not run the pair, the others do. A server has its
-    own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is.
+    own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is. One
+    that is named by its unified folder is held against the release that the server says it is.
 
     `advise` times rounds and says which K would be fastest at which batch size; `predict` tells acceptance at other
     temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved` holds are not measured
@@ -130,8 +132,11 @@ def evaluate_draft(
                 if saved is not None:
                     saved.add(cell)
         for cell in cells:
-            spec = opened[cell.draft].spec if cell.draft in opened else None
-            warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
+            if cell.draft in opened:
+                spec = opened[cell.draft].spec
+                warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
+            else:
+                warned += _of_a_server(cell, sweep.first, drafts)
         models: list[SpeedModel] = []
         for engine in running:
             if predict:
@@ -192,6 +197,17 @@ def _sources(job: Job) -> dict[str, str]:
 def _places(job: Job) -> dict[str, Located]:
     """Where the checkpoints of the drafts lie."""
     return {name: opened.located for name, opened in job.opened.items() if opened.located is not None}
+
+
+def _of_a_server(cell: Cell, settings: Settings, drafts: Sequence[str]) -> list[Finding]:
+    """The findings about a cell whose draft was not opened. Where the user named the draft by its unified folder on
+    this machine, the release that has run says whether it serves such a draft."""
+    spec = None
+    with suppress(DraftkitError, OSError):  # a name is all that a server's draft needs
+        if cell.draft in drafts and is_unified(Path(cell.draft)):
+            spec = read_draft(Path(cell.draft)).spec
+    with measured_by(cell.engine, cell.engine_version):
+        return list(findings(Evidence(cell=cell, settings=settings, spec=spec), "measurement"))
 
 
 def _made_for_others(target: OpenedTarget, drafts: Mapping[str, Draft]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures.checkpoints import pico
+from fixtures.servers.speaking import SpeakingServer, simulated
 
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import findings
@@ -146,6 +147,23 @@ def test_a_measurement_says_whether_the_release_asked_for_serves_the_draft() -> 
             (found,) = findings(evidence, "measurement")
         assert found.message == f"{NEWEST}: no, it has no proposer for mlp-speculator drafts"
         assert "draftkit train" in found.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_release_that_a_server_says_it_is_says_whether_it_serves_a_draft_named_by_its_folder(
+    at: int, made_up: Release, tmp_path: Path, draftkit: Command
+) -> None:
+    """It is spoken of alone; a release that a user asks for goes before it."""
+    folder, runs = tmp_path / "eagle3", vllm.RELEASES[at] is not made_up
+    assert draftkit("convert", "zoo:eagle3", folder, "--target", "zoo:target").code == 0
+    with SpeakingServer("vllm", simulated(3), 3, version=f"{vllm.RELEASES[at].number}.1") as server:
+        words = ("eval", "--server", server.url, "--draft", folder, "--limit", "2", "--max-new-tokens", "4")
+        told = json.loads(draftkit(*words, "--json").out)["warnings"]
+        found = [one["message"] for one in told if one["name"] == "not-served"]
+        assert found == ([] if runs else [f"{made_up}: no, it has no proposer for eagle3 drafts"])
+        asked = draftkit(*words, "--json", "--for", f"vllm=={OLDER[0].number}")
+        assert "not-served" not in asked.out
 
 
 @pytest.mark.parametrize(("excluded", "told"), [(["*q_proj", "*k_proj", "*v_proj"], True), (["*qkv_proj"], False)])
