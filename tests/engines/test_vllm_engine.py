@@ -284,7 +284,7 @@ def test_a_numbered_device_is_where_vllm_runs(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("draftkit.evaluate.engines.vllm.device_named", lambda _: "cuda:1")
-    monkeypatch.setattr("draftkit.evaluate.engine.device_named", lambda _: "cpu")  # where it says that it ran
+    monkeypatch.setattr("draftkit.targets.devices.device_named", lambda _: "cpu")  # where it says that it ran
     measured(settings=replace(SETTINGS, device=device), engine=VllmEngine(replace(VLLM, tensor_parallel_size=2)))
     assert set(journal.entries("gpus")) == {gpus}
 
