@@ -106,7 +106,7 @@ def calibrate(
 def _write(out: Path, found: Sequence[Calibration]) -> list[Path]:
     """Write the folder; what is in it."""
     from draftkit.io.atomic import atomic_folder
-    from draftkit.report.calibration import calibration_files
+    from draftkit.report.page.calibration import calibration_files
 
     files = calibration_files(found)
     with atomic_folder(out) as folder:

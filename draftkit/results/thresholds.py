@@ -8,8 +8,9 @@ follows is predicted, not measured. T steps, K draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,6 @@ from draftkit.results.round_times import RoundTimes
 from draftkit.results.statistics import ratio_over_prompts
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-LEAST_SURVIVAL = 1e-6  # below which SGLang's planner leaves a draft out of account
-LAG = {"vllm": 1, "sglang": 2}  # rounds by which the chances are older that an engine's budget is made of
 
 Kept = NDArray[np.int64]  # [T, B]: the drafts of each round that go to the target
 
@@ -100,9 +99,9 @@ def gains(rounds: SaidRounds, times: RoundTimes, batch: int) -> list[Gain]:
         kept = _above(lanes, floor)
         # draftkit's own rounds have the same number of rows in all lanes
         spent["threshold", floor] = _Spent.of(lanes, kept, lanes.seconds(kept.max(axis=1).astype(float)))
-    for engine in ("vllm", "sglang"):
-        kept = _budgeted(lanes, engine)
-        spent[engine, None] = _Spent.of(lanes, kept, lanes.seconds(kept.mean(axis=1)))
+    for name, rule in ADAPTIVE.items():
+        kept = _budgeted(lanes, rule)
+        spent[name, None] = _Spent.of(lanes, kept, lanes.seconds(kept.mean(axis=1)))
     best = max((one for (rule, _), one in spent.items() if rule == "fixed"), key=lambda one: one.speed)
     return [
         Gain(rule, value, batch, one.kept, one.length, one.speed, one.over(best))
@@ -125,28 +124,43 @@ def _above(lanes: _Lanes, floor: float) -> Kept:
     return np.asarray((lanes.rounds.said[lanes.index] >= floor).cumprod(axis=2).sum(axis=2))
 
 
-def _budgeted(lanes: _Lanes, engine: str) -> Kept:
-    """The likeliest drafts of all lanes, as many as an engine's rule has a budget for: of all b, that with the most
-    tokens a second, B + the b largest chances of surviving over what a step of so many rows takes."""
+def _budgeted(lanes: _Lanes, rule: AdaptiveRule) -> Kept:
+    """The likeliest drafts of all lanes, as many as the rule has a budget for: of all b, that with the most tokens a
+    second, B + the b largest chances of surviving over what a step of so many rows takes."""
     steps, batch, k = len(lanes.index), lanes.batch, lanes.k
-    before = np.sort(lanes.survival(LAG[engine]).reshape(steps, -1), axis=1)[:, ::-1]
-    counted = np.where(before >= LEAST_SURVIVAL, before, 0.0) if engine == "sglang" else before
+    before = np.sort(lanes.survival(rule.lag).reshape(steps, -1), axis=1)[:, ::-1]
+    counted = np.where(before >= rule.least_survival, before, 0.0)
     tokens = batch + np.concatenate((np.zeros((steps, 1)), counted.cumsum(axis=1)), axis=1)
-    budget = (tokens / _step_seconds(lanes, engine)).argmax(axis=1)
+    budget = (tokens / rule.step_seconds(lanes)).argmax(axis=1)
     own = lanes.survival(0).reshape(steps, -1)
     rank = (-own).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     return np.asarray((rank < budget[:, None]).reshape(steps, batch, k).sum(axis=2))
 
 
-def _step_seconds(lanes: _Lanes, engine: str) -> Floats:
-    """[B · K + 1]: what an engine believes that a step takes with each budget: SGLang by its table, vLLM by its own."""
-    budgets = np.arange(lanes.batch * lanes.k + 1)
-    if engine == "vllm":
-        return lanes.seconds(budgets / lanes.batch)
+def _as_timed(lanes: _Lanes) -> Floats:
+    return lanes.seconds(np.arange(lanes.batch * lanes.k + 1) / lanes.batch)
+
+
+def _by_sglang_table(lanes: _Lanes) -> Floats:
+    """Steps between two rows of the table cost what the smaller one does."""
     table = sglang_costs(lanes.times, lanes.k)
     probes, rates = np.array(table["sample_batch_tokens"]), np.array(table["sample_steps_per_sec"])
-    at = np.searchsorted(probes, lanes.batch + budgets, side="right") - 1
+    rows = lanes.batch + np.arange(lanes.batch * lanes.k + 1)
+    at = np.searchsorted(probes, rows, side="right") - 1
     return np.asarray(1 / rates[np.clip(at, 0, len(probes) - 1)])
+
+
+class AdaptiveRule(NamedTuple):
+    """How an engine makes a budget of drafts. The chances that it counts are `lag` rounds old; a draft whose chance is
+    below `least_survival` is left out of account; `step_seconds`: what it believes that a step takes with each budget,
+    float64 [B · K + 1]."""
+
+    lag: int
+    least_survival: float
+    step_seconds: Callable[[_Lanes], Floats]
+
+
+ADAPTIVE = {"vllm": AdaptiveRule(1, 0.0, _as_timed), "sglang": AdaptiveRule(2, 1e-6, _by_sglang_table)}
 
 
 def sglang_costs(times: RoundTimes, k: int) -> dict[str, list[float] | list[int] | int]:

@@ -1,7 +1,8 @@
-"""Calibrations as a page: what was said of surviving beside what survived, by position."""
+"""Calibrations as files: a page of what was said of surviving beside what survived, and what programs read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from markupsafe import Markup
 
 from draftkit.evaluate.calibrate import Calibration
 from draftkit.io.html import signed as signed_page
+from draftkit.io.jsonfile import dump
 from draftkit.report.calibration import advice, rule_name, signed, times
 from draftkit.report.page.chart import PALETTE, Chart, Line, linear, shares
 from draftkit.report.page.svg import svg
+from draftkit.results.calibration import sglang_calibration
 from draftkit.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -49,3 +52,22 @@ def calibration_page(calibrations: Sequence[Calibration]) -> str:
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return signed_page(html)
+
+
+def calibration_files(found: Sequence[Calibration]) -> dict[str, str]:
+    """What a folder of calibrations holds, by name: page, JSON, and what SGLang reads of each draft: temperatures where
+    they help beyond chance and are of enough rounds, and a table of costs where round times are known."""
+    whole = {"schema": 1, "calibrations": [one.to_dict() for one in found]}
+    files = {"calibration.html": calibration_page(found), "calibration.json": dump(whole)}
+    for one in found:
+        name = f"{_plain(one.draft)}-k{one.num_speculative_tokens}-t{one.temperature:g}"
+        if one.scaling is not None and one.scaling.written:
+            files[f"{name}.sts.json"] = dump(sglang_calibration(one.scaling, ", ".join(one.slices)))
+        if one.costs is not None:
+            files[f"{name}.sps.json"] = dump(one.costs)
+    return files
+
+
+def _plain(name: str) -> str:
+    """A name as that of a file."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "draft"
