@@ -182,7 +182,8 @@ LOST: dict[str, tuple[EagleSpec, dict[str, tuple[str, ...]]]] = {
     "feedback": (replace(EAGLE3, feedback="post_norm"), {"eagle": ("feedback",), "sglang": ()}),
     "head_dim": (with_decoder(EAGLE3, head_dim=32), {"eagle": ("head_dim",), "sglang": ()}),
     "qk_norm": (with_decoder(EAGLE3, qk_norm=True), dict.fromkeys(BOTH, ("qk_norm",))),
-    "window": (with_decoder(EAGLE3, sliding_window=64), dict.fromkeys(BOTH, ("sliding_window",))),
+    "window": (with_decoder(EAGLE3, sliding_window=64), {"eagle": ("sliding_window",), "sglang": ()}),
+    "window of one token": (with_decoder(EAGLE3, sliding_window=1), dict.fromkeys(BOTH, ("sliding_window",))),
     "biases": (
         with_decoder(EAGLE3, qkv_bias=True, output_bias=True, mlp_bias=True),
         dict.fromkeys(BOTH, ("qkv_bias", "output_bias", "mlp_bias")),
@@ -217,7 +218,7 @@ def test_what_a_destination_cannot_compute_is_a_loss(
 
 PLAIN = {
     "norm_before_residual": False, "logit_scale": 1.0, "qkv_bias": False, "output_bias": False,
-    "mlp_bias": False, "qk_norm": False, "sliding_window": None, "hidden_act": "silu",
+    "mlp_bias": False, "qk_norm": False, "hidden_act": "silu",
 }  # fmt: skip
 
 
@@ -263,12 +264,12 @@ def test_sglang_holds_the_draft_without_its_losses(
         norm_before_residual=False,
         logit_scale=1.0,
         decoder=replace(
-            eagle.decoder, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, sliding_window=None,
+            eagle.decoder, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
             hidden_act=back.decoder.hidden_act, rope=replace(eagle.decoder.rope, declared_base=10000.0),
         ),
     )  # fmt: skip
     flat = {"norm_before_residual": eagle.norm_before_residual, "logit_scale": eagle.logit_scale}
-    flat |= {name: getattr(eagle.decoder, name) for name in decoder}
+    flat |= {name: getattr(eagle.decoder, name) for name in PLAIN.keys() & decoder.keys()}
     assert lost == {name for name, value in PLAIN.items() if flat[name] != value}
 
 

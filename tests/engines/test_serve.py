@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from conftest import Command
 from fixtures import eval_results
 
 from draftkit import zoo
+from draftkit.engines import sglang
 from draftkit.engines.known import known
 from draftkit.engines.serving import local_name, serving_notes, stated_tokens
 from draftkit.engines.vllm.serve import method_note
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
+from draftkit.layout.spec import DraftSpec
+from draftkit.loading import open_draft
 from draftkit.publish import plan_push, write_card
 from draftkit.train.checkpoint import load_tensors, save_draft
 
@@ -51,6 +56,21 @@ def test_sglang_is_told_by_the_flags_that_it_has(
     written = {word for word in shlex.split(line) if word.startswith("--speculative")}
     (release,) = known()["SGLang"]
     assert {word.removeprefix("--").replace("-", "_") for word in written} <= release.config_keys.keys()
+
+
+@pytest.mark.parametrize(("windows", "told"), [((64, 64), "63"), ((64, None), None), ((None, None), None)])
+def test_sglang_is_told_the_window_of_all_layers(windows: tuple[int | None, ...], told: str | None) -> None:
+    """It counts the tokens before a row, without its own; a draft of which some layers see all has no flag there."""
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        eagle = draft.spec.architecture.expect(EagleSpec)
+    full = tuple(layer for layer, window in enumerate(windows) if window is None and any(windows))
+    decoder = replace(eagle.decoder, num_hidden_layers=2, sliding_window=windows[0], full_attention_layers=full)
+    spec = DraftSpec(architecture=replace(eagle, decoder=decoder), dtype="F32")
+    words = shlex.split(sglang.serve_command(spec, "target", "draft", 3))
+    flag = "--speculative-draft-window-size"
+    assert (words[words.index(flag) + 1] if flag in words else None) == told
+    notes = " ".join(sglang.notes_of(spec, "sglang"))
+    assert ("learns the draft's window" in notes, f"{flag} (TOKENS" in notes) == (told is not None, told is None)
 
 
 def test_no_more_tokens_than_were_trained(tmp_path: Path, draftkit: Command) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from draftkit.engines.known import asked
 from draftkit.engines.releases import Release, Verdict, verdict
-from draftkit.engines.sglang.releases import OFFERED
+from draftkit.engines.sglang.releases import OFFERED, WINDOW
 from draftkit.errors import command
+from draftkit.layout.architecture import Architecture
 from draftkit.layout.spec import DraftSpec
 
 ENGINE = "SGLang"
@@ -68,6 +69,8 @@ def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int,
             "speculative-eagle-topk": "1",
             "speculative-num-draft-tokens": str(tokens + 1),
         }
+    if (window := _window(spec)) is not None:
+        options["speculative-draft-window-size"] = str(window)
     return _launch(options)
 
 
@@ -86,14 +89,31 @@ def serve_uno(target: str, folder: Path | str, width: int) -> str:
 
 
 def notes_of(spec: DraftSpec, layout: str) -> list[str]:
-    """What else SGLang takes for a draft that it serves from a layout, in one line; nothing of others."""
+    """What else SGLang takes for a draft that it serves from a layout, a sentence each; nothing of others."""
     if not loads(spec, layout):
         return []
     algorithm, release = _algorithm(spec), asked(ENGINE)[0]
-    flags = [f"{_flag(name)} ({row.when})" for name, row in OFFERED.items() if _takes(release, name, str(algorithm))]
+    set_already = () if _window(spec) is None else (WINDOW,)
+    offered = {name: row for name, row in OFFERED.items() if name not in set_already}
+    flags = [f"{_flag(name)} ({row.when})" for name, row in offered.items() if _takes(release, name, str(algorithm))]
     if algorithm in (release.rules["adapters-beside-drafts"].methods or ()):
         flags.append("--lora-paths (adapters of the target)")
-    return [f"{release} also takes {', '.join(flags)}"] if flags else []
+    also = [f"{release} also takes {', '.join(flags)}"] if flags else []
+    return [*(f"{release} learns the draft's window from {_flag(name)} alone" for name in set_already), *also]
+
+
+def window_of(architecture: Architecture) -> int | None:
+    """The window of all layers, as SGLang can be told of an EAGLE-3 draft's; None where some layers have none, and for
+    one that is too short for its flag."""
+    windows = set(architecture.windows)
+    window = next(iter(windows)) if len(windows) == 1 else None
+    return None if window is None or window < 2 else window
+
+
+def _window(spec: DraftSpec) -> int | None:
+    """What SGLang is told of that window: the tokens before a row, without its own (`models/llama_eagle3.py`)."""
+    window = window_of(spec.architecture) if _algorithm(spec) == "EAGLE3" else None
+    return None if window is None else window - 1
 
 
 def _takes(release: Release, name: str, algorithm: str) -> bool:

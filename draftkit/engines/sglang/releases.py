@@ -15,13 +15,12 @@ ADAPTERS = "srt/arg_groups/lora_hook.py"
 BLOCK = "srt/models/dflash.py"
 STS = "srt/speculative/dspark_components/dspark_sts.py"
 SPS = "srt/speculative/dspark_components/dspark_sps.py"
+WINDOW = "speculative_draft_window_size"
 STEPPING, BLOCKS = ("EAGLE", "EAGLE3"), ("DFLASH", "DSPARK")
 
 # The settings that a serve line may have besides, each with what it is given.
 OFFERED = {
-    "speculative_draft_window_size": has(
-        HOOK, "speculative_draft_window_size", methods=(*STEPPING, "DFLASH"), when="TOKENS, of text to read"
-    ),
+    WINDOW: has(HOOK, "speculative_draft_window_size", methods=(*STEPPING, "DFLASH"), when="TOKENS, of text to read"),
     "speculative_draft_sink_size": has(
         HOOK, "speculative_draft_sink_size", methods=("EAGLE", "NEXTN"), when="TOKENS, with a window"
     ),

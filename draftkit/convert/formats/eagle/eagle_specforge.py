@@ -17,6 +17,7 @@ from draftkit.convert.formats.eagle.reading import Dialect, norms_of_deeper_laye
 from draftkit.convert.formats.eagle.writing import engine_decoder, engine_rope_keys, llama_config, plain_eagle3
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
+from draftkit.engines.sglang import window_of
 from draftkit.errors import LayoutError
 from draftkit.io.dtypes import QUANTIZED
 from draftkit.layout.families.eagle import EagleSpec
@@ -43,7 +44,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 def export(outgoing: Outgoing) -> Export:
     eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     _refuse_quantized_fusion(outgoing)
-    runs = plain_eagle3(eagle, replace(engine_decoder(eagle.decoder), qkv_bias=False, output_bias=False))
+    decoder = replace(engine_decoder(eagle.decoder), sliding_window=window_of(eagle), qkv_bias=False, output_bias=False)
+    runs = plain_eagle3(eagle, decoder)
     moves = kept(outgoing, runs, _names(eagle), without=["lm_head.weight"])
     moves += [outgoing.borrowed("lm_head.weight"), *_vocabulary_map(eagle)]
     return Export(_config(outgoing, eagle), tuple(moves), losses(eagle, runs))
@@ -67,6 +69,8 @@ def _config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object]:
         config["norm_before_fc"] = True
     if eagle.feedback == "post_norm":
         config["norm_output"] = True
+    if window_of(eagle) is not None:  # SGLang is told it by a flag; it is here for other readers
+        config |= {"layer_types": eagle.decoder.layer_types, "sliding_window": window_of(eagle)}
     if outgoing.draft.spec.quantization is not None:
         config["quantization_config"] = outgoing.draft.spec.quantization
     return config
