@@ -19,6 +19,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
+MULTIMODAL = "mrope_section"
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | dict.fromkeys(
     ("gate_proj", "up_proj"), "gate_up_proj"
 )
@@ -95,6 +96,30 @@ def positions_beyond_draft(spec: DraftSpec, target: TargetFacts) -> Iterator[Fin
 
 
 @check
+def multimodal_rope(spec: DraftSpec) -> Iterator[Finding]:
+    """A rope over three positions of a token, which are equal for text: what vLLM's runners make of it for images."""
+    rope = spec.architecture.rope
+    if rope is None or MULTIMODAL not in (rope.scaling or {}):
+        return
+    refusing = [one for one in _running(spec, "V1") if _refuses_multimodal(one, spec)]
+    counting = [one for one in _running(spec, "V2") if _has(one, "positions-count-tokens", spec)]
+    said = [f"the first model runner (V1) of {_numbers(refusing)} refuses it"] if refusing else []
+    if counting:
+        said.append(
+            f"the second (V2) of {_numbers(counting)} gives it one position for each token, which after an image is "
+            "another than in training"
+        )
+    if said:
+        yield Finding(
+            "multimodal-rope",
+            "note",
+            f"the draft's rope has {MULTIMODAL}: {'; '.join(said)}",
+            cost="none for text",
+            source="vLLM v1/spec_decode/llm_base_proposer.py, v1/worker/gpu/spec_decode",
+        )
+
+
+@check
 def parts_left_unquantized(spec: DraftSpec, config: Mapping[str, object]) -> Iterator[Finding]:
     """A block drafter whose exclusions name parts that vLLM fuses, and not what it calls the whole."""
     stated = config.get("quantization_config")
@@ -148,6 +173,11 @@ def _raised(release: Release, spec: DraftSpec) -> bool:
 def _has(release: Release, rule: str, spec: DraftSpec) -> bool:
     row = release.rules[rule]
     return row.there and (row.methods is None or method_of(spec) in row.methods)
+
+
+def _refuses_multimodal(release: Release, spec: DraftSpec) -> bool:
+    row = release.rules["multimodal-ropes-refused"]
+    return row.there and (spec.architecture.parallel is not None or method_of(spec) in (row.methods or ()))
 
 
 def _why_not_raised(spec: DraftSpec) -> str:

@@ -77,7 +77,8 @@ class Release:
     `architectures`: the classes of drafts, as a `config.json` names them. `capabilities`: by `Capability.name`.
     `verifications`: the ways to accept draft tokens. `metrics`: what it counts of them. `rules`: what it does with
     lengths, memory and quantized drafts, by a name of draftkit's. `raised_ropes`: the kinds of rope with which a draft
-    that ends before its target is given the target's positions; None for all.
+    that ends before its target is given the target's positions; None for all. `slots`: by method, as `dflash in
+    parallel` where all tokens are drafted at once, what drafting takes of a batch's tokens besides (`when`).
     """
 
     engine: str
@@ -89,6 +90,7 @@ class Release:
     verifications: Mapping[str, Entry] = field(default_factory=dict)
     metrics: Mapping[str, Entry] = field(default_factory=dict)
     rules: Mapping[str, Entry] = field(default_factory=dict)
+    slots: Mapping[str, Entry] = field(default_factory=dict)
     raised_ropes: frozenset[str] | None = None
 
     def __str__(self) -> str:

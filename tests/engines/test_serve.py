@@ -14,7 +14,10 @@ from fixtures import eval_results
 from draftkit import zoo
 from draftkit.engines import sglang
 from draftkit.engines.known import known
+from draftkit.engines.releases import Release
 from draftkit.engines.serving import local_name, serving_notes, stated_tokens
+from draftkit.engines.vllm import releases as vllm
+from draftkit.engines.vllm.accepts import serving_notes_of
 from draftkit.engines.vllm.serve import method_note
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
@@ -73,15 +76,26 @@ def test_sglang_is_told_the_window_of_all_layers(windows: tuple[int | None, ...]
     assert ("learns the draft's window" in notes, f"{flag} (TOKENS" in notes) == (told is not None, told is None)
 
 
+@pytest.mark.parametrize("release", vllm.RELEASES, ids=str)
+@pytest.mark.parametrize(("name", "older"), [("pard", "takes K more"), ("dflash", "takes K more"), ("eagle3", None)])
+def test_what_drafting_takes_of_a_batch_is_told_by_release(name: str, older: str | None, release: Release) -> None:
+    with open_draft(f"zoo:{name}", "zoo:target") as draft:
+        said = " ".join(serving_notes_of(release, draft.spec, "unified"))
+    bounded = name == "dflash" and release is vllm.RELEASES[0]
+    assert ("K + 1" in said and "no more sequences" in said) == bounded
+    assert ("more of max_num_batched_tokens" in said) == (older is not None and not bounded)
+    assert older is None or bounded or older in said
+
+
 def test_no_more_tokens_than_were_trained(tmp_path: Path, draftkit: Command) -> None:
     draftkit("convert", "zoo:p-eagle", tmp_path / "draft", "--target", "zoo:target")
     spec, tensors = read_draft(tmp_path / "draft").spec, load_tensors(tmp_path / "draft")
     save_draft(tmp_path / "trained", spec, tensors, target="zoo:target", speculative_tokens=4)
     draft = read_draft(tmp_path / "trained")
     assert stated_tokens(draft) == 4
-    line, note = serving_notes(draft, "zoo:target")
+    line, *notes = serving_notes(draft, "zoo:target")
     assert json.loads(shlex.split(line)[-1])["num_speculative_tokens"] == 4
-    assert "parallel_drafting" in note
+    assert any("parallel_drafting" in note for note in notes)
     ran = draftkit("convert", tmp_path / "trained", tmp_path / "out", "--to", "speculators", "--target", "zoo:target")
     assert ran.code == 0, ran.err
     said = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]

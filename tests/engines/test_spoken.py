@@ -19,6 +19,7 @@ from draftkit.engines.releases import Release, has, lacks
 from draftkit.engines.vllm import releases as vllm
 from draftkit.engines.vllm.accepts import check_verification
 from draftkit.errors import DraftkitError
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import open_draft
 from draftkit.results.cell import Cell, Interval
 
@@ -175,6 +176,21 @@ def test_parts_that_a_release_does_not_find_are_told(excluded: list[str], told: 
         assert [str(OLDER[0]) in one.message for one in found] == ([True] if told else [])
         with known.speaking_of(f"vllm=={NEWEST.number}"):
             assert not [one for one in findings(evidence, "served") if one.name == "parts-left-unquantized"]
+
+
+@pytest.mark.parametrize(("name", "first"), [("eagle3", False), ("p-eagle", True)])
+def test_a_rope_over_three_positions_is_told_by_runner(name: str, first: bool) -> None:
+    with open_draft(f"zoo:{name}", "zoo:target") as draft:
+        eagle = draft.spec.architecture.expect(EagleSpec)
+        scaling = {"rope_type": "default", "mrope_section": [4, 2, 2]}
+        rope = replace(eagle.decoder.rope, scaling=scaling)
+        spec = replace(draft.spec, architecture=replace(eagle, decoder=replace(eagle.decoder, rope=rope)))
+        for said, there in ((draft.spec, False), (spec, True)):
+            evidence = replace(Evidence.of_draft(draft), spec=said)
+            found = [one.message for one in findings(evidence, "served") if one.name == "multimodal-rope"]
+            assert len(found) == there
+    assert ("(V1) of vLLM" in found[0], "refuses it" in found[0]) == (first, first)
+    assert ("(V2) of vLLM" in found[0]) != first, "parallel drafts of EAGLE's run in the first alone"
 
 
 def test_an_engine_that_loads_another_layout_says_which(tmp_path: Path, draftkit: Command) -> None:

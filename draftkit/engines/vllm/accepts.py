@@ -11,7 +11,7 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.spec import DraftSpec
 
-ENGINE, QUANTIZED_HEAD = "vLLM", "draft_lm_head_quantization"
+ENGINE, QUANTIZED_HEAD, PASS_BOUNDS = "vLLM", "draft_lm_head_quantization", "draft-pass-bounds-sequences"
 # The layouts of folders that vLLM loads, as `--to` names them.
 LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "xpress", "hf", "pard")
 
@@ -85,8 +85,23 @@ def serving_notes_of(release: Release, spec: DraftSpec, layout: str) -> list[str
             f"{release} (V2) can draft with a quantized copy of the target's output layer: "
             f'"{QUANTIZED_HEAD}": "fp8" or "nvfp4". Acceptance may move, the output does not.'
         )
+    notes += _room_of(release, spec)
     if turn > 1:
         notes.append(f"vLLM drafts up to {turn} tokens a round with {turn} modules, or a multiple of {turn}.")
+    return notes
+
+
+def _room_of(release: Release, spec: DraftSpec) -> list[str]:
+    """What drafting takes of a batch with K draft tokens a round."""
+    method, parallel = method_of(spec), spec.architecture.parallel is not None
+    slots = release.slots.get(f"{method} in parallel" if parallel else str(method))
+    rows = release.rules.get(PASS_BOUNDS)
+    notes = [] if slots is None else [f"{release} takes {slots.when} more of max_num_batched_tokens for each sequence."]
+    if rows is not None and method in (rows.methods or ()):
+        notes.append(
+            f"{release} drafts {rows.when} rows of each sequence within max_num_batched_tokens, and runs no more "
+            "sequences at a time than fit."
+        )
     return notes
 
 

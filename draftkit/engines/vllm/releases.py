@@ -22,8 +22,11 @@ MEDUSA = f"{MODELS}/medusa.py"
 ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 SELECTOR = "v1/worker/gpu/spec_decode/dflash2/speculator.py"
 REGISTRY = f"{MODELS}/registry.py"
+PROPOSER = "v1/spec_decode/llm_base_proposer.py"
+STEPPER = "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py"
 METRICS = "v1/spec_decode/metrics.py"
 FIRST_RUNNER = "speculative method '{speculative_config.method}'"  # what its check of the second says of others
+SLOTS_OF = "max_num_new_slots_for_drafting"
 SYNTHETIC = has(CONFIG, "'synthetic'", lossy=True, when="it accepts by given rates")
 # Instead of a kind of drafts that a release has dropped.
 TRAIN_ANOTHER = "train an EAGLE-3 draft for the same target: draftkit train --recipe eagle3"
@@ -44,9 +47,23 @@ RULES = {
         runner="V1",
         when="where a sequence of the batch and a round's draft are longer than the draft's config says",
     ),
+    "multimodal-ropes-refused": has(
+        PROPOSER,
+        "does not support M-RoPE yet",
+        runner="V1",
+        methods=("dflash", "draft_model"),
+        when="parallel drafts too",
+    ),
+    "positions-count-tokens": has(STEPPER, no_code="mrope", runner="V2", when="whatever rope a draft has"),
     "positions-clamped": has(
         "v1/worker/gpu/spec_decode/dflash/speculator.py", "max_model_len", runner="V2", when="at the target's length"
     ),
+}
+
+SLOTS = {
+    "draft_model": has(CONFIG, SLOTS_OF, when="1"),
+    "draft_model in parallel": has(CONFIG, SLOTS_OF, when="K"),
+    "eagle3 in parallel": has(CONFIG, SLOTS_OF, when="K - 1"),
 }
 
 # What each names: written by the script. By hand are what was run, what has conditions, and what is not there.
@@ -125,10 +142,14 @@ V0_32 = Release(
     rules={
         "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", methods=("eagle", "eagle3"), when="of any rope"),
         "target-length-lowered": lacks(RUNNER, no_code="_limit_max_model_len_to_draft"),
-        "block-slots-reserved": has(CONFIG, "max_num_new_slots_for_drafting", when="dflash K, dspark K - 1"),
         "exclusions-by-checkpoint-name": lacks(f"{MODELS}/utils.py", no_code="map_draft_quant_config"),
         "selector-noise-by-step": lacks(SELECTOR, no_code="spec_step_seed"),
         **RULES,
+    },
+    slots=SLOTS
+    | {
+        "dflash in parallel": has(CONFIG, SLOTS_OF, when="K"),
+        "dspark in parallel": has(CONFIG, SLOTS_OF, when="K - 1"),
     },
 )
 # Read in its source. Nothing of it was run: the index has no wheel of it for the CPU.
@@ -186,11 +207,14 @@ V0_33 = Release(
         "target-length-lowered": has(
             RUNNER, "_limit_max_model_len_to_draft", runner="V2", when="a draft that ends early and is not raised"
         ),
-        "block-slots-reserved": lacks(CONFIG, "max_num_new_slots_for_drafting"),
+        "draft-pass-bounds-sequences": has(
+            RUNNER, "max_draft_seqs", methods=("dflash", "dspark"), when="K + 1 (K where they begin with the anchor)"
+        ),
         "exclusions-by-checkpoint-name": has(f"{MODELS}/utils.py", "map_draft_quant_config"),
         "selector-noise-by-step": has(SELECTOR, "spec_step_seed(seed, step)"),
         **RULES,
     },
+    slots=SLOTS,
     raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),
 )
 
