@@ -46,13 +46,15 @@ def cell_of(
     *,
     passes: int | None = None,
     pace_error: float = inf,
+    positions: bool = False,
 ) -> Cell:
     """What a run with a draft measured, beside the run of the same requests without one, where there is one.
 
     `passes` and `pace_error` are those of `interleaved`; None and inf where it was not. Where the engine counts only
     all requests together, there is no interval, `interval_known` is false and `by_category` empty; where it keeps no
-    record of rounds, what is told from these is None. Raises `DraftkitError` for an engine without such a record that
-    has drafted nothing: it cannot say why.
+    record of rounds, what is told from these is None. `positions`: each prompt has what stood at each position, as
+    where slices are asked for. Raises `DraftkitError` for an engine without such a record that has drafted nothing: it
+    cannot say why.
     """
     drafts = run.drafts
     if drafts is None or not (drafts.num_drafts or run.generations):
@@ -70,7 +72,7 @@ def cell_of(
     k = len(accepted) if accepted and drafts.num_draft_tokens else max(heading.num_speculative_tokens, len(accepted))
     accepted += (0,) * (k - len(accepted)) if accepted else ()
     reader = tokenizer if "thinking" in settings.slices else None
-    by_prompt = tuple(_of_prompts(run, plain, reader, positions=bool(settings.slices)))
+    by_prompt = tuple(_of_prompts(run, plain, reader, positions=positions or bool(settings.slices)))
     cell = Cell(
         **vars(replace(heading, num_speculative_tokens=k)),
         engine_version=run.version,

@@ -66,10 +66,10 @@ def evaluate_draft(
     own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is. One
     that is named by its unified folder is held against the release that the server says it is.
 
-    `advise` times rounds and says which K would be fastest at which batch size; `predict` tells acceptance at other
-    temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved` holds are not measured
-    again, and each that is measured is written there at once, with the digest of the target's weights, which `weigh`
-    takes without it. `records`: a file to which the raw record of every round is appended.
+    `advise` times rounds and says which K would be fastest at which batch size, by category too; `predict` tells
+    acceptance at other temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved`
+    holds are not measured again, and each that is measured is written there at once, with the digest of the target's
+    weights, which `weigh` takes without it. `records`: a file to which the raw record of every round is appended.
 
     Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
     what `eval --json` prints. Raises `DraftkitError`.
@@ -85,7 +85,7 @@ def evaluate_draft(
             stack.enter_context(sole_writer(records))
             check_records(records)
         resumes = saved is not None or weigh
-        job = Job(target, drafts, sweep, stack, resumes=resumes, records=records is not None)
+        job = Job(target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise)
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
 
@@ -290,7 +290,10 @@ class _Measurement:
             else:
                 without, run = None if plain is None else plain(asked), hold(asked)
         tokenizer = self.job.tokenizer
-        cell = cell_of(heading, run, without, settings, tokenizer, passes=passes or None, pace_error=error)
+        cell = cell_of(
+            heading, run, without, settings, tokenizer,
+            passes=passes or None, pace_error=error, positions=self.job.advises,
+        )  # fmt: skip
         cell = self.engine.told(cell, run, without)
         prompts = self.job.prompts.prompts
         if self.records is not None and run.generations:

@@ -33,7 +33,8 @@ class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
-    of its tokens. Raises `DraftkitError` where a part cannot be opened.
+    of its tokens. `advises`: whether it is told which K is best, by slice too. Raises `DraftkitError` where a
+    part cannot be opened.
     """
 
     target: str | OpenedTarget | None
@@ -42,6 +43,7 @@ class Job:
     stack: ExitStack
     resumes: bool = False
     records: bool = False
+    advises: bool = False
     _digests: dict[str, str | None] = field(default_factory=dict)
 
     @cached_property

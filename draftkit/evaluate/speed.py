@@ -181,14 +181,16 @@ def speed_model(
 def _by_slice(
     costs: _Costs, cell: Cell, slices: Mapping[str, Sequence[str]], served: Mapping[int, int], largest_k: int
 ) -> Iterator[SlicedAdvice]:
-    """The K of each slice at each batch size, beside the one that is `served`: batch → K."""
+    """The K of each slice at each batch size, beside the one that is `served`: batch → K. A slice that is all prompts
+    tells nothing of its own."""
     rows: dict[str, list[tuple[int, ...]]] = {}  # of each prompt: rounds, and those in which each draft stood
-    for record in cell.by_prompt or ():
-        for name in slices.get(record.id, ()) if record.accepted_per_pos else ():
+    records = [record for record in cell.by_prompt or () if record.accepted_per_pos]
+    for record in records:
+        for name in slices.get(record.id, ()):
             rows.setdefault(name, []).append((record.rounds, *(record.accepted_per_pos or ())))
     for name, mine in sorted(rows.items()):
         totals = [sum(column) for column in zip(*mine, strict=True)]
-        if totals[0]:
+        if totals[0] and len(mine) < len(records):
             for batch, k in served.items():
                 own = _best(costs.along(totals), batch, largest_k)
                 yield SlicedAdvice(name, len(mine), batch, own, k, _loss(costs, mine, batch, own, k))

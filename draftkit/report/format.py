@@ -9,6 +9,7 @@ from rich.text import Text
 from draftkit.finding import Severity
 from draftkit.results.cell import Cell, Predicted
 from draftkit.results.metrics import number
+from draftkit.results.record import SlicedAdvice
 from draftkit.results.verdict import well_known
 
 SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
@@ -46,3 +47,20 @@ def measured_of(predicted: Predicted, of: Cell, cells: Sequence[Cell]) -> Cell |
     as a prediction is of none."""
     found = [cell for cell in cells if cell.measures(predicted, of)]
     return min(found, key=lambda cell: cell.concurrency != of.concurrency, default=None)
+
+
+def by_slice(found: Sequence[SlicedAdvice]) -> dict[tuple[str, int], dict[int, SlicedAdvice]]:
+    """What is advised for each slice, by its name and number of prompts, at each batch size."""
+    rows: dict[tuple[str, int], dict[int, SlicedAdvice]] = {}
+    for one in found:
+        rows.setdefault((one.name, one.prompts), {})[one.concurrency] = one
+    return rows
+
+
+def lost(one: SlicedAdvice) -> str:
+    """The share of a slice's speed that the served K costs; – where that is the best for it too."""
+    if one.best_k == one.served_k:
+        return "–"
+    if one.loss.low is None or one.loss.high is None:
+        return f"{one.loss.mean:.0%}"
+    return f"{one.loss.mean:.0%} [{100 * one.loss.low:.0f}, {100 * one.loss.high:.0f}]"

@@ -21,9 +21,12 @@ from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.loading import open_target
+from draftkit.report.page.figures import all_figures
+from draftkit.report.page.page import page
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation, show_speed_model
 from draftkit.results.cell import Cell, Interval, PromptRecord, Times
+from draftkit.results.record import Result, SpeedModel
 from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {
@@ -139,7 +142,20 @@ def test_each_slice_has_its_own_k_and_what_the_one_that_is_served_loses() -> Non
     show_speed_model(console, model)
     shown = console.file.getvalue()
     assert "K by what is served" in shown
-    assert "category=code" in shown
+    assert "category=code (12)" in shown
+    result = Result((exact,), {}, speed_models=(model,))
+    series = join([result])
+    shown = page([result], series, all_figures(series))
+    assert "K by what is served" in shown
+    assert lost_in_words(lost) in shown
+    everything = {name: ["tools=no", *labels] for name, labels in slices.items()}
+    assert {one.name for one in speed_model("d", [exact], times, everything).by_slice or ()} == set(found)
+    doubted = Result((exact,), {}, speed_models=(replace(model, withheld="disturbed"),))
+    assert "K by what is served" not in page([doubted], join([doubted]), all_figures(series))
+
+
+def lost_in_words(lost: Interval) -> str:
+    return f"{lost.mean:.0%} [{100 * (lost.low or 0):.0f}, {100 * (lost.high or 0):.0f}]"
 
 
 @pytest.mark.long
@@ -154,13 +170,22 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
         slow = 5.0 if settings.context == 150 else 1.0
         return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})
 
+    told: list[set[str]] = []
+
+    def model_of(draft, cells, times, slices) -> SpeedModel:
+        told.append({name for names in slices.values() for name in names})
+        assert all(record.accepted_per_pos for cell in cells for record in cell.by_prompt)
+        return speed_model(draft, cells, times, slices)
+
     monkeypatch.setattr("draftkit.evaluate.engines.own.measure_round_times", times)
+    monkeypatch.setattr("draftkit.evaluate.engines.own.speed_model", model_of)
     settings = Settings(max_new_tokens=12, limit=2, device="cpu", repeats=0)
     sweep = settings.sweep(k=(1, 2), concurrency=(1, 2), context=(64, 150))
     result = evaluate_draft("zoo:target", "ngram", sweep, advise=True)
     assert [batches for _, batches in timed] == [[1, 2], [1, 2]]
     assert 64 <= timed[0][0] < 150 <= timed[1][0]
     assert [model.context for model in result.speed_models] == [64, 150]
+    assert told == [{f"category={prompt.category}" for prompt in load_prompt_set("zoo", 2).prompts}] * 2
     for model in result.speed_models:
         assert {(p.concurrency, p.num_speculative_tokens) for p in model.predicted} == {
             (batch, k) for batch in (1, 2) for k in range(1, 9)

@@ -172,8 +172,9 @@ class OwnEngine(BaseEngine):
             Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
             cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
         )  # fmt: skip
-        kinds, widest = sweep.first.slices, max(mine, key=lambda cell: cell.num_speculative_tokens)
-        slices = labels_of(widest, self.job.prompts.prompts, kinds) if kinds else None
+        kinds = tuple(dict.fromkeys(("category", *sweep.first.slices)))
+        widest = max(mine, key=lambda cell: cell.num_speculative_tokens)
+        slices = labels_of(widest, self.job.prompts.prompts, kinds)
         return replace(speed_model(source, mine, times, slices), context=context or None)
 
 

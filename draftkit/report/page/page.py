@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
-from draftkit.report.format import measured_of, prediction, size
+from draftkit.report.format import by_slice, lost, measured_of, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
@@ -22,7 +22,7 @@ from draftkit.report.page.svg import TEMPLATES, svg
 from draftkit.results.cell import Cell, Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
-from draftkit.results.record import Result
+from draftkit.results.record import Result, SlicedAdvice
 from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
@@ -41,9 +41,12 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends)
+    environment.filters.update(
+        size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, lost=lost
+    )
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
+    modelled = [one for one in series if one.model]
     samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
     html = environment.get_template("page.html").render(
         title=_title(results),
@@ -63,17 +66,25 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
             (one, [tensor_parallel(cost, ranks) for ranks in RANKS]) for one, cost in costs if cost.draft_weights
         ],
         samples=samples,
-        modelled=[one for one in series if one.model],
+        modelled=modelled,
+        sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
         predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
         predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
         settings=_settings(series),
-        sections=_sections(figures, memory=bool(costs), tokens=bool(samples), comparison=bool(compared)),
+        sections=_sections(
+            figures, k=bool(modelled), memory=bool(costs), tokens=bool(samples), comparison=bool(compared)
+        ),
         version=__version__,
         kinds=KINDS,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return signed(labelled(html))
+
+
+def _by_slice(one: Series) -> tuple[SlicedAdvice, ...]:
+    """What its speed model advises for each slice; nothing where it is in doubt."""
+    return () if one.model is None or one.model.doubt else one.model.by_slice or ()
 
 
 def _once_a_draft(series: Sequence[Series]) -> list[Series]:
@@ -104,7 +115,7 @@ def _labelled_table(table: str) -> str:
     return f"{head}</thead>" + re.sub(r"<tr>.*?</tr>", row, body, flags=re.DOTALL) if body else table
 
 
-def _sections(figures: Mapping[str, object], *, memory: bool, tokens: bool, comparison: bool) -> set[str]:
+def _sections(figures: Mapping[str, object], *, k: bool, memory: bool, tokens: bool, comparison: bool) -> set[str]:
     """The parts of the page for which there is something to show."""
     prefixes = {
         "acceptance": ("acceptance-by", "conditional"),
@@ -113,7 +124,7 @@ def _sections(figures: Mapping[str, object], *, memory: bool, tokens: bool, comp
         "latency": ("latency",),
     }
     drawn = {section for section, names in prefixes.items() if any(name.startswith(names) for name in figures)}
-    told = {"memory": memory, "tokens": tokens, "comparison": comparison}
+    told = {"k": k, "memory": memory, "tokens": tokens, "comparison": comparison}
     return drawn | {"summary", "provenance"} | {section for section, there in told.items() if there}
 
 

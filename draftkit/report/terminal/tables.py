@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import measured_of, prediction, severity
+from draftkit.report.format import by_slice, lost, measured_of, prediction, severity
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import named_table
@@ -274,7 +274,7 @@ def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
     """The K of each slice, and what it loses by the one K that a server has, a pair of columns for each batch."""
     batches = sorted({one.concurrency for one in found})
     table = Table(
-        "slice",
+        "slice (prompts)",
         title=f"{draft}: K by what is served",
         caption="lost: of the slice's speed, by the K that is best for all prompts together; K = 0: no draft",
         box=SIMPLE_HEAD,
@@ -284,21 +284,12 @@ def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
     for batch in batches:
         table.add_column(f"batch {batch}: K", justify="right")
         table.add_column("lost")
-    for name in dict.fromkeys(one.name for one in found):
-        own = {one.concurrency: one for one in found if one.name == name}
-        row = [part for batch in batches for part in (str(own[batch].best_k), _lost(own[batch]))]
-        table.add_row(name, *row)
+    for (name, prompts), own in by_slice(found).items():
+        row = [part for batch in batches for part in (str(own[batch].best_k), lost(own[batch]))]
+        table.add_row(f"{name} ({prompts})", *row)
     served = {one.concurrency: one.served_k for one in found}
     table.add_row("all", *(part for batch in batches for part in (str(served[batch]), "")))
     return table
-
-
-def _lost(one: SlicedAdvice) -> str:
-    if one.best_k == one.served_k:
-        return "–"
-    if one.loss.low is None or one.loss.high is None:
-        return f"{one.loss.mean:.0%}"
-    return f"{one.loss.mean:.0%} [{100 * one.loss.low:.0f}, {100 * one.loss.high:.0f}]"
 
 
 def _context(model: SpeedModel) -> str:
