@@ -12,9 +12,11 @@ from draftkit.checks.registry import check
 from draftkit.engines.releases import Release
 from draftkit.engines.vllm.accepts import method_of, runner_of, verdicts
 from draftkit.finding import Finding
+from draftkit.io.records import excerpt
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.decoder import rope_keys
 from draftkit.layout.positions import longest_sequence
+from draftkit.layout.quantization import algorithm_of
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -120,6 +122,41 @@ def multimodal_rope(spec: DraftSpec) -> Iterator[Finding]:
 
 
 @check
+def quantization_unread(spec: DraftSpec, config: Mapping[str, object]) -> Iterator[Finding]:
+    """Weights quantized by an algorithm that a release does not read."""
+    algorithm = algorithm_of(_stated(spec, config))
+    blind = [one.release for one in verdicts(spec) if one.runs and algorithm not in one.release.quantizations]
+    if algorithm is not None and blind:
+        yield Finding(
+            "quantization-unread",
+            "warning",
+            f"{_numbers(blind)} reads no weights quantized as {excerpt(algorithm)}, but "
+            f"{', '.join(blind[0].quantizations)}",
+            cost="loading stops",
+            source="vLLM model_executor/layers/quantization/modelopt.py",
+        )
+
+
+@check
+def exclusions_unread(spec: DraftSpec, config: Mapping[str, object]) -> Iterator[Finding]:
+    """ModelOpt's settings in config.json, with the key that its own file has for what is left out."""
+    stated = _stated(spec, config)
+    blind = [
+        one.release for one in verdicts(spec) if one.runs and _has(one.release, "flat-exclusions-called-ignore", spec)
+    ]
+    if "quant_algo" in stated and stated.get("exclude_modules") and not stated.get("ignore") and blind:
+        yield Finding(
+            "exclusions-unread",
+            "warning",
+            f"quantization_config names what is left out as exclude_modules, which {_numbers(blind)} reads only in "
+            "hf_quant_config.json",
+            cost="it takes every module for quantized: loading stops, or reads the weights wrongly",
+            fix="call it ignore in config.json",
+            source="vLLM model_executor/layers/quantization/modelopt.py, from_config",
+        )
+
+
+@check
 def parts_left_unquantized(spec: DraftSpec, config: Mapping[str, object]) -> Iterator[Finding]:
     """A block drafter whose exclusions name parts that vLLM fuses, and not what it calls the whole."""
     stated = config.get("quantization_config")
@@ -173,6 +210,12 @@ def _raised(release: Release, spec: DraftSpec) -> bool:
 def _has(release: Release, rule: str, spec: DraftSpec) -> bool:
     row = release.rules[rule]
     return row.there and (row.methods is None or method_of(spec) in row.methods)
+
+
+def _stated(spec: DraftSpec, config: Mapping[str, object]) -> Mapping[str, object]:
+    """What a draft says of its quantized weights; nothing where they are plain."""
+    stated = spec.quantization or config.get("quantization_config")
+    return stated if isinstance(stated, dict) else {}
 
 
 def _refuses_multimodal(release: Release, spec: DraftSpec) -> bool:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
+from draftkit.engines.known import asked, known
 from draftkit.errors import FormatError
 from draftkit.io.dtypes import QUANTIZED
 from draftkit.io.jsonfile import read_object
-from draftkit.layout.quantization import MODELOPT_FILE, refuse_unread
+from draftkit.layout.quantization import MODELOPT_FILE, algorithm_of, refuse_unread
 
 
 def refuse_unread_weights(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for weights that are quantized otherwise than draftkit reads, before anything else is judged
     of them: their names and shapes are those of no layout."""
     tensors = {name: (handle.dtype, handle.shape) for name, handle in checkpoint.tensors.items()}
-    hint = "convert the draft that was quantized"
+    stated = _stated(checkpoint)
+    hint = "convert the draft that was quantized" + _readers(stated or {})
     if checkpoint.adapter is not None:
         hint = "name the model that was quantized as the base, in adapter_config.json"
-    refuse_unread(tensors, _stated(checkpoint), checkpoint.source.path, hint)
+    refuse_unread(tensors, stated, checkpoint.source.path, hint)
+
+
+def _readers(stated: Mapping[str, object]) -> str:
+    """Which releases of which is spoken read such weights, as the end of a sentence."""
+    algorithm = algorithm_of(stated)
+    found = [str(release) for engine in known() for release in asked(engine) if algorithm in release.quantizations]
+    return f", or serve this one as it is: {', '.join(found)} reads weights of this format" if found else ""
 
 
 def read_quantization(checkpoint: Checkpoint, facts: Facts) -> dict[str, object] | None:

@@ -79,6 +79,7 @@ class Release:
     lengths, memory and quantized drafts, by a name of draftkit's. `raised_ropes`: the kinds of rope with which a draft
     that ends before its target is given the target's positions; None for all. `slots`: by method, as `dflash in
     parallel` where all tokens are drafted at once, what drafting takes of a batch's tokens besides (`when`).
+    `quantizations`: the algorithms of drafts' weights that it reads, by ModelOpt's names, and `compressed-tensors`.
     """
 
     engine: str
@@ -90,6 +91,7 @@ class Release:
     verifications: Mapping[str, Entry] = field(default_factory=dict)
     metrics: Mapping[str, Entry] = field(default_factory=dict)
     rules: Mapping[str, Entry] = field(default_factory=dict)
+    quantizations: Mapping[str, Entry] = field(default_factory=dict)
     slots: Mapping[str, Entry] = field(default_factory=dict)
     raised_ropes: frozenset[str] | None = None
 

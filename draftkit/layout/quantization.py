@@ -16,6 +16,7 @@ from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.records import excerpt
 
 SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight that is read, beside it
+COMPRESSED = "compressed-tensors"
 MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say how they quantized
 # What the tensors of a quantized module are called, but for a weight that keeps its name and a bias.
 PART = re.compile(
@@ -26,7 +27,7 @@ PART = re.compile(
 )
 # What names a format where nothing else does: how one of its tensors ends.
 TOLD_BY = {
-    "weight_packed": "compressed-tensors",
+    "weight_packed": COMPRESSED,
     "weight_scale_2": "ModelOpt NVFP4",
     "qweight": "GPTQ or AWQ",
     "SCB": "bitsandbytes 8-bit",
@@ -127,11 +128,23 @@ def _beyond_weights(stated: Mapping[str, object]) -> str | None:
     return None if form in (None, "dense") else f"they are sparse ({excerpt(form)})"
 
 
-def name_of_format(stated: Mapping[str, object]) -> str | None:
-    """What a format calls itself, as `compressed-tensors W4A16`, `ModelOpt NVFP4`, `gptq 4-bit`."""
+def algorithm_of(stated: Mapping[str, object]) -> str | None:
+    """The algorithm, by ModelOpt's name of it, or `compressed-tensors`; None for that of another program."""
+    algorithm = _of_modelopt(stated)
+    if algorithm is not None:
+        return algorithm.upper()
+    return COMPRESSED if stated.get("quant_method") == COMPRESSED else None
+
+
+def _of_modelopt(stated: Mapping[str, object]) -> str | None:
     inner = stated.get("quantization")
     algorithm = stated.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, dict) else None)
-    if isinstance(algorithm, str):
+    return algorithm if isinstance(algorithm, str) else None
+
+
+def name_of_format(stated: Mapping[str, object]) -> str | None:
+    """What a format calls itself, as `compressed-tensors W4A16`, `ModelOpt NVFP4`, `gptq 4-bit`."""
+    if (algorithm := _of_modelopt(stated)) is not None:
         return f"ModelOpt {excerpt(algorithm)[1:-1]}"
     method = stated.get("quant_method")
     if not isinstance(method, str):

@@ -155,6 +155,8 @@ def test_a_format_that_is_not_read_is_refused_by_its_name(draft: str, name: str,
         convert_checkpoint(source, tmp_path / "out")
     assert f"the weights are quantized ({called}), and draftkit does not read them: " in str(refused.value)
     assert "next: convert the draft that was quantized" in str(refused.value)
+    readable = called.startswith(("compressed-tensors ", "ModelOpt ")) and called != "ModelOpt W4A8_AWQ"
+    assert ("reads weights of this format" in str(refused.value)) == readable
     with pytest.raises(FormatError, match="does not read them"):
         convert_checkpoint(source, tmp_path / "out", format=published.format)
     assert not (tmp_path / "out").exists()

@@ -193,6 +193,26 @@ def test_a_rope_over_three_positions_is_told_by_runner(name: str, first: bool) -
     assert ("(V2) of vLLM" in found[0]) != first, "parallel drafts of EAGLE's run in the first alone"
 
 
+QUANTIZED: list[tuple[dict[str, object], set[str]]] = [
+    ({"quant_algo": "fp8", "quant_method": "modelopt", "ignore": ["lm_head"]}, set()),
+    ({"quant_algo": "INT4_AWQ", "quant_method": "modelopt"}, {"quantization-unread"}),
+    ({"quant_algo": "FP8", "quant_method": "modelopt", "exclude_modules": ["lm_head"]}, {"exclusions-unread"}),
+    ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}, set()),
+    ({"quant_method": "compressed-tensors"}, set()),
+    ({"quant_method": "fp8"}, set()),
+]
+
+
+@pytest.mark.parametrize(("stated", "expected"), QUANTIZED)
+def test_what_no_release_reads_of_a_quantized_draft_is_told(stated: dict[str, object], expected: set[str]) -> None:
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        evidence = replace(Evidence.of_draft(draft), config={"quantization_config": stated})
+        found = {one.name: one.message for one in findings(evidence, "served")}
+    assert {name for name in found if name.endswith("-unread")} == expected
+    assert all(OLDER[0].number in found[name] for name in expected)
+    assert all((NEWEST.number in found[name]) == (name == "quantization-unread") for name in expected)
+
+
 def test_an_engine_that_loads_another_layout_says_which(tmp_path: Path, draftkit: Command) -> None:
     name = next(name for name in known.names() if name.startswith("sglang"))
     out = draftkit("convert", "zoo:dspark", tmp_path / "out", "--dry-run", "--target", "zoo:target", "--for", name).out

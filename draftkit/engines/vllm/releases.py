@@ -21,6 +21,8 @@ LILICORR = f"{MODELS}/lilicorr.py"
 MEDUSA = f"{MODELS}/medusa.py"
 ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 SELECTOR = "v1/worker/gpu/spec_decode/dflash2/speculator.py"
+MODELOPT = "model_executor/layers/quantization/modelopt.py"
+COMPRESSED = "model_executor/layers/quantization/compressed_tensors/compressed_tensors.py"
 REGISTRY = f"{MODELS}/registry.py"
 PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 STEPPER = "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py"
@@ -39,6 +41,14 @@ KEYS = {
     "dspark_draft_topk": has(CONFIG, "dspark_draft_topk", when="DSpark drafts of Qwen3's layers"),
     "synthetic_acceptance_rates": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
     "synthetic_acceptance_length": has(CONFIG, "'synthetic'", when="rejection_sample_method synthetic"),
+}
+QUANTIZATIONS = {
+    **{
+        name: has(MODELOPT, f"'{name}': ('modelopt")
+        for name in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
+    },
+    "MIXED_PRECISION": has(MODELOPT, "'MIXED_PRECISION'"),
+    "compressed-tensors": has(COMPRESSED, "CompressedTensorsConfig"),
 }
 RULES = {
     "short-drafts-skipped": has(
@@ -142,10 +152,12 @@ V0_32 = Release(
     rules={
         "draft-length-raised": has(CONFIG, "'eagle', 'eagle3'", methods=("eagle", "eagle3"), when="of any rope"),
         "target-length-lowered": lacks(RUNNER, no_code="_limit_max_model_len_to_draft"),
+        "flat-exclusions-called-ignore": has(MODELOPT, "config.get('ignore', [])"),
         "exclusions-by-checkpoint-name": lacks(f"{MODELS}/utils.py", no_code="map_draft_quant_config"),
         "selector-noise-by-step": lacks(SELECTOR, no_code="spec_step_seed"),
         **RULES,
     },
+    quantizations=QUANTIZATIONS,
     slots=SLOTS
     | {
         "dflash in parallel": has(CONFIG, SLOTS_OF, when="K"),
@@ -210,10 +222,14 @@ V0_33 = Release(
         "draft-pass-bounds-sequences": has(
             RUNNER, "max_draft_seqs", methods=("dflash", "dspark"), when="K + 1 (K where they begin with the anchor)"
         ),
+        "flat-exclusions-called-ignore": lacks(
+            MODELOPT, "config.get('ignore', config.get('exclude_modules', []))", when="it takes either key"
+        ),
         "exclusions-by-checkpoint-name": has(f"{MODELS}/utils.py", "map_draft_quant_config"),
         "selector-noise-by-step": has(SELECTOR, "spec_step_seed(seed, step)"),
         **RULES,
     },
+    quantizations=QUANTIZATIONS,
     slots=SLOTS,
     raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),
 )
