@@ -99,6 +99,7 @@ def push_draft(
     *,
     results: Sequence[Path] = (),
     license: str | None = None,
+    stated: Stated | None = None,
     private: bool = False,
     revision: str | None = None,
     allow_unmeasured: bool = False,
@@ -109,7 +110,7 @@ def push_draft(
     commit is made when it has everything. Raises `DraftkitError`.
     """
     return upload_draft(
-        plan_push(folder, repo, results=results, license=license, allow_unmeasured=allow_unmeasured),
+        plan_push(folder, repo, results=results, license=license, stated=stated, allow_unmeasured=allow_unmeasured),
         private=private,
         revision=revision,
     )
@@ -121,28 +122,30 @@ def plan_push(
     *,
     results: Sequence[Path] = (),
     license: str | None = None,
+    stated: Stated | None = None,
     allow_unmeasured: bool = False,
 ) -> Publication:
     """Check a draft and say what a push of it uploads. Needs no token, and writes nothing.
 
     The tensors must fit the spec and be finite, and everything under `folder/eval` must have been measured with them.
     A README.md in the folder is taken as it is; the card is made from `results` and from what `folder/eval` has where
-    there is none, and for `results` or a `license` where nobody has edited it. In all files the folder's own path
-    becomes `repo`, and any other path of this machine its last part. A card without a measured result is refused,
-    unless `allow_unmeasured`. Raises `DraftkitError`.
+    there is none, and for `results`, a `license` or what is `stated` where nobody has edited it. In all files the
+    folder's own path becomes `repo`, and any other path of this machine its last part. A card without a measured
+    result is refused, unless `allow_unmeasured`. Raises `DraftkitError`.
     """
     check_repo_id(repo)
     draft = read_draft(folder)
     check_finite(draft.tensors, draft.path)
-    made = _card_files(draft, results, repo, license, Stated())
+    made = _card_files(draft, results, repo, license, stated or Stated())
     card = folder / CARD
     edited = card.exists() and not is_as_written(card)
-    if edited or (card.exists() and not results and license is None):
-        if results or license:
+    asked = bool(results) or license is not None or stated not in (None, Stated())
+    if edited or (card.exists() and not asked):
+        if asked:
             raise DraftkitError(
-                "the folder has a card that was edited, which would not show these results or this license",
+                "the folder has a card that was edited, which would not show what is asked for",
                 where=card,
-                hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with them; then push without",
+                hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with it; then push without",
             )
         made[CARD] = _read_text(card).encode()
     files = _without_paths({**_files(draft), **made}, folder, _own_names(folder, repo))

@@ -362,3 +362,13 @@ LicenseOption = Annotated[
     str | None,
     typer.Option(help="The license, by the Hub's name for it; default: that of the draft's source or of its target."),
 ]
+BaseModelOption = Annotated[
+    str | None, typer.Option(help="The target's org/name on the Hub, where the draft was made for a folder.")
+]
+TrainedOnOption = Annotated[
+    list[str] | None, typer.Option("--dataset", help="An org/name that it was trained on; repeatable.")
+]
+LanguagesOption = Annotated[
+    list[str] | None,
+    typer.Option("--language", help="A language's code, as en; repeatable. Default: those of the target's card."),
+]

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption, ReleaseOption
+from draftkit.cli.options import (
+    BaseModelOption,
+    DraftArgument,
+    JsonOption,
+    LanguagesOption,
+    LicenseOption,
+    ReleaseOption,
+    TrainedOnOption,
+)
 from draftkit.cli.output import console, counted, print_json, say_next, say_written, stopping
 
 if TYPE_CHECKING:
@@ -27,16 +35,9 @@ def card(
         typer.Option(help="org/name under which the draft will be found; default: ./NAME of the folder."),
     ] = None,
     license: LicenseOption = None,
-    base_model: Annotated[
-        str | None, typer.Option(help="The target's org/name on the Hub, where the draft was made for a folder.")
-    ] = None,
-    datasets: Annotated[
-        list[str] | None, typer.Option("--dataset", help="An org/name that it was trained on; repeatable.")
-    ] = None,
-    languages: Annotated[
-        list[str] | None,
-        typer.Option("--language", help="A language's code, as en; repeatable. Default: those of the target's card."),
-    ] = None,
+    base_model: BaseModelOption = None,
+    datasets: TrainedOnOption = None,
+    languages: LanguagesOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
     ] = False,
@@ -66,6 +67,9 @@ def push(
         typer.Option(help="What `draftkit eval --json` printed, for a folder without a card; repeatable."),
     ] = None,
     license: LicenseOption = None,
+    base_model: BaseModelOption = None,
+    datasets: TrainedOnOption = None,
+    languages: LanguagesOption = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     revision: Annotated[str | None, typer.Option(help="The branch, made when there is none.")] = None,
     allow_unmeasured: Annotated[
@@ -79,8 +83,12 @@ def push(
     """Upload a draft with its model card to the Hugging Face Hub. Started again, an upload goes on where it was."""
     _quiet_hub()
     from draftkit.publish import plan_push, upload_draft
+    from draftkit.report.card.model_index import Stated
 
-    publication = plan_push(folder, repo, results=results or [], license=license, allow_unmeasured=allow_unmeasured)
+    stated = Stated(base_model, tuple(datasets or ()), tuple(languages or ()))
+    publication = plan_push(
+        folder, repo, results=results or [], license=license, stated=stated, allow_unmeasured=allow_unmeasured
+    )
     if dry_run:
         _show(publication, folder, as_json)
         return

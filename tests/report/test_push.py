@@ -128,6 +128,19 @@ def test_a_card_that_nobody_edited_is_made_anew(server: HubUploads, draft: Path)
     assert ModelCard(server.commit(REPO, "main").files["README.md"].read_text()).data.license == "mit"
 
 
+def test_a_push_takes_what_a_card_takes(draftkit: Command, server: HubUploads, draft: Path) -> None:
+    """A target on the Hub, what it was trained on, its languages; not against a card that was edited."""
+    stated = ("--base-model", "org/big", "--dataset", "org/rows", "--language", "en", "--language", "de")
+    pushed = draftkit("push", draft, REPO, *stated)
+    assert pushed.code == 0, pushed.err
+    data = ModelCard(server.commit(REPO, "main").files["README.md"].read_text()).data
+    assert (data.base_model, data.datasets, data.language) == ("org/big", ["org/rows"], ["en", "de"])
+    with (draft / "README.md").open("a") as card:
+        card.write("A word from its author.\n")
+    refused = draftkit("push", draft, REPO, *stated)
+    assert (refused.code, "a card that was edited" in refused.err) == (1, True)
+
+
 def test_no_odd_name_of_a_folder_is_told(draft: Path, tmp_path: Path) -> None:
     """In commands it stands in quotes, escaped for JSON and for a shell."""
     folder = Path(shutil.copytree(draft, tmp_path / "o'ut ü" / "d'raft ü"))

@@ -93,8 +93,23 @@ def _run(path: Path) -> Written | None:
     of = f" of {settings.get('recipe')} for {settings.get('target')}" if isinstance(settings, Mapping) else ""
     done = f"step {state.get('global_step')} of {state.get('max_steps')}, {_counted(len(checkpoints), 'checkpoint')}"
     draft = path / "draft"
-    lines = (done, *((f"its draft: {draft}",) if (draft / "config.json").is_file() else ()))
-    return Written("run", f"a training run{of}", lines, ("report", path))
+    has_draft = (draft / "config.json").is_file()
+    lines = (done, *((f"its draft: {draft}",) if has_draft else ()))
+    if _is_validated(state):
+        taken: tuple[object, ...] = ("report", path)
+    elif has_draft:
+        target = settings.get("target") if isinstance(settings, Mapping) else None
+        taken = ("eval", "--target", target or "TARGET", "--draft", draft)
+    else:
+        taken = ("train", "--config", checkpoints[-1].parent / "train.yaml", "--out", path, "--resume")
+    return Written("run", f"a training run{of}", lines, taken)
+
+
+def _is_validated(state: Mapping[str, object]) -> bool:
+    """Whether acceptance lengths were measured as a run went on, which is what `report` shows."""
+    history = state.get("log_history")
+    entries = history if isinstance(history, list) else []
+    return any(isinstance(entry, Mapping) and "eval_acceptance_length" in entry for entry in entries)
 
 
 def _states(path: Path) -> Written | None:
