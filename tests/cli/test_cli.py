@@ -57,11 +57,17 @@ SURFACE = {
     "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--for", "--verbose", "-v", "--json"],
     "formats": [],
     "eval": [
-        "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
-        "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code",
-        "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict", "--out", "--resume",
-        "--records", "--require-al", "--min-acceptance-length", "--details", "--for", "--json", "--csv",
+        "--target", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts", "--limit",
+        "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
+        "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict",
+        "--tree-nodes", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
+        "--for", "--json", "--csv",
     ],
+    "gate": [
+        "--against", "[NEW]", "--tolerance", "--undecided", "--target", "--draft", "--device", "--trust-remote-code",
+        "--engine", "--vllm-python", "--server", "--out", "--write-golden", "--junit", "--summary", "--json",
+    ],
+    "published": ["[PAIR]", "--json"],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
         "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--engine", "--vllm-python",
@@ -136,7 +142,10 @@ SURFACE = {
         "--json",
     ],
     "report": ["RESULTS", "--out", "--figures", "--profiles", "--force"],
-    "card": ["FOLDER", "[RESULTS]", "--repo", "--license", "--force", "--for", "--json"],
+    "card": [
+        "FOLDER", "[RESULTS]", "--repo", "--license", "--base-model", "--dataset", "--language", "--force", "--for",
+        "--json",
+    ],
     "push": [
         "FOLDER",
         "REPO",
