@@ -158,7 +158,7 @@ def regenerate(
     from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.loading import open_target
-    from draftkit.report.terminal.data import show_report
+    from draftkit.report.terminal.data import show_report, work_to_do
 
     dtype = settled_dtype(dtype, device)
     opened = open_target(target)
@@ -187,10 +187,9 @@ def regenerate(
     )
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
-        text = "{rows:,} rows, {done:,} of them done; {turns:,} turns to answer, {max_new_tokens:,} tokens at most"
         _say_left_out(left_out)
         cost["left_out"] = left_out.to_dict()
-        print_json({"schema": 1, "source": source} | cost) if as_json else print(text.format(**cost))
+        print_json({"schema": 1, "source": source} | cost) if as_json else console().print(work_to_do(cost))
         return
     responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)

@@ -71,9 +71,9 @@ class LogLines(ProgressCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        super().on_train_begin(args, state, control, **rest)
-        if self.training_bar is not None:
-            self.training_bar.disable = not sys.stderr.isatty()
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
 
     def on_log(
         self,

@@ -516,7 +516,8 @@ main()
     ("imported", "said"),
     [
         ("typer", "nothing was begun"),
-        ("torch", "nothing was written"),
+        ("draftkit.results.saved", "nothing was written"),
+        ("torch", "0 of 2 cells kept"),
         ("draftkit.evaluate.evaluate", "0 of 2 cells kept"),
     ],
 )

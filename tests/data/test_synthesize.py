@@ -190,7 +190,7 @@ def test_the_zoo_s_target_asks_what_it_was_trained_to_be_asked(draftkit: Command
     about_code = ("function", "method", "class", "code", "docstring", "Python")
     assert sum(any(word in prompt for word in about_code) for prompt in prompts) >= 4, prompts
     answers = ("data", "regenerate", tmp_path / "a.jsonl", tmp_path / "answers.jsonl", "--target", "zoo:target")
-    assert draftkit(*answers, "--dry-run").out.startswith("5 rows, 0 of them done; 5 turns to answer")
+    assert draftkit(*answers, "--dry-run").out.startswith("to answer: 5 turns of 5 rows, 0 of them done; ")
     refused = draftkit("data", "synthesize", *flags, "--count", 6, "--out", tmp_path / "c", "--language", "klingon")
     assert refused.code == 2
     assert "language is 'klingon'" in refused.err

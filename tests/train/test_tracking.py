@@ -69,6 +69,14 @@ def test_a_line_says_loss_speed_and_what_is_left(
     assert lines(capsys, log, 20, total_flos=0.0, train_loss=2.45, epoch=1.0) == []  # the end of a run says nothing new
 
 
+def test_no_bar_leaks_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even its first state, which a bar shows as it is made."""
+    log, state = LogLines(1000), SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2)
+    for step in (log.on_train_begin, log.on_step_end, log.on_train_end):
+        step(SimpleNamespace(), state, SimpleNamespace())  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_run_says_how_many_samples_judge_it() -> None:
     assert said_of_judges(12, 48) == "held out: 12 of 48 samples, by which the draft is judged"
     assert "held out: 6 of 48 samples, by which the draft is judged: too few" in said_of_judges(6, 48)

@@ -31,6 +31,14 @@ def show_report(console: Console, report: Mapping[str, Any], out: object = None)
     console.print(table)
 
 
+def work_to_do(cost: Mapping[str, Any]) -> Text:
+    """The line of `data regenerate --dry-run`: whether anything is left to answer, and how much."""
+    if not cost["turns"]:
+        return labelled("nothing to answer", "{rows:,} rows, {done:,} of them done".format(**cost), "green")
+    said = "{turns:,} turns of {rows:,} rows, {done:,} of them done; {max_new_tokens:,} tokens at most"
+    return labelled("to answer", said.format(**cost), "green")
+
+
 def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
     """Whether to train on it, each finding, the worst first, and one sample colored by its mask."""
     findings = sorted(checkup["findings"], key=lambda finding: SEVERITIES.index(finding["severity"]))

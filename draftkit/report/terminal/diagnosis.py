@@ -35,7 +35,7 @@ def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
     if diagnosis["tried"]:
         console.print(_changes(diagnosis))
     if others := diagnosis["not_applicable"]:
-        console.print(f"{len(others)} more experiments need what this draft or target does not have (--json says what)")
+        console.print(f"{len(others)} more experiments do not apply to this draft or target (--json says why)")
 
 
 def _show_causes(console: Console, diagnosis: Mapping[str, Any]) -> None:
@@ -60,13 +60,10 @@ def _as_it_is(diagnosis: Mapping[str, Any]) -> Iterator[str | Text]:
     if diagnosis["length"] is None:
         yield f"{named}: not measured"
         return
-    yield (
-        f"{named}: acceptance length {length(Interval(**diagnosis['length']))}, from the probabilities at "
-        "K={num_speculative_tokens}, T={temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
-            **diagnosis["settings"]
-        )
-        + " (so that few prompts tell small differences; `eval` decodes, at T=0 unless told otherwise)"
-    )
+    settings = "K={num_speculative_tokens}, T={temperature:g}, {num_prompts} prompts, {dtype} on {device}"
+    yield f"{named}: acceptance length {length(Interval(**diagnosis['length']))}"
+    yield f"  from the probabilities at {settings.format(**diagnosis['settings'])}"
+    yield "  (so that few prompts tell small differences; `eval` decodes, at T=0 by default)"
     decay = diagnosis["decay"]
     rates = " ".join(f"{rate:.2f}" for rate in decay["rates"])
     yield f"  each draft token's chance where those before it stand: {rates}"
