@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from draftkit.checks.registry import check
+from draftkit.engines.known import asked
 from draftkit.engines.releases import Release
+from draftkit.engines.sglang import ENGINE as SGLANG
 from draftkit.engines.vllm.accepts import method_of, runner_of, verdicts
 from draftkit.finding import Finding
 from draftkit.io.records import excerpt
@@ -21,6 +23,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
+REFUSED = "short-drafts-refused"  # the rule of SGLang's releases that tells it
 MULTIMODAL = "mrope_section"
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | dict.fromkeys(
     ("gate_proj", "up_proj"), "gate_up_proj"
@@ -34,13 +37,15 @@ def short_rope(architecture: Architecture, target: TargetFacts) -> Iterator[Find
     if rope is None or architecture.parallel is not None or theirs is None:
         return
     if rope.max_position_embeddings < theirs and _kind(architecture) not in LENGTH_MATTERS:
+        refusing = {str(one): one.rules[REFUSED] for one in asked(SGLANG) if REFUSED in one.rules}
+        not_starting = "".join(f"; {one} does not start ({row.when})" for one, row in refusing.items())
         yield Finding(
             "short-rope",
             "note",
             f"max_position_embeddings is {rope.max_position_embeddings}, the target's {theirs}: engines other than "
-            "vLLM stop or degrade there, and SGLang does not start",
+            f"vLLM stop or degrade there{not_starting}",
             fix=f"--set max_position_embeddings={theirs}",
-            source="vllm-project/vllm #48894, sgl-project/sglang #10787",
+            source=", ".join(["vllm-project/vllm #48894", *(row.thread for row in refusing.values())]),
         )
 
 

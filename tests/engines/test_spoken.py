@@ -12,6 +12,7 @@ from conftest import Command
 from fixtures.checkpoints import pico
 from fixtures.servers.speaking import SpeakingServer, simulated
 
+from draftkit import zoo
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import findings
 from draftkit.engines import known
@@ -20,6 +21,7 @@ from draftkit.engines.vllm import releases as vllm
 from draftkit.engines.vllm.accepts import check_verification
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
 from draftkit.results.cell import Cell, Interval
 
@@ -191,6 +193,17 @@ def test_a_rope_over_three_positions_is_told_by_runner(name: str, first: bool) -
             assert len(found) == there
     assert ("(V1) of vLLM" in found[0], "refuses it" in found[0]) == (first, first)
     assert ("(V2) of vLLM" in found[0]) != first, "parallel drafts of EAGLE's run in the first alone"
+
+
+def test_a_release_that_does_not_start_with_a_short_draft_is_named_with_the_thread() -> None:
+    target = read_target_facts(zoo.path("target"), "zoo:target", None)
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        evidence = Evidence.of_draft(draft, target=replace(target, max_position_embeddings=1 << 20))
+        (sglang,) = known.known()["SGLang"]
+        for asked, there in ((None, True), (f"vllm=={NEWEST.number}", False)):
+            with known.speaking_of(asked):
+                (found,) = (one for one in findings(evidence, "served") if one.name == "short-rope")
+            assert (f"{sglang} does not start" in found.message, "sglang #10787" in found.source) == (there, there)
 
 
 QUANTIZED: list[tuple[dict[str, object], set[str]]] = [

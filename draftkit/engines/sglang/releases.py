@@ -44,7 +44,12 @@ V0_5_23 = Release(
     },
     metrics=each(has("srt/observability/metrics_collector.py"), NAMES["0.5.23"]["metrics"]),
     rules={
-        "short-drafts-refused": has("srt/configs/model_config.py", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
+        "short-drafts-refused": has(
+            "srt/configs/model_config.py",
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+            when="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 lets it",
+            thread="sgl-project/sglang #10787",
+        ),
         "adapters-beside-drafts": has(
             ADAPTERS,
             "def check_lora_speculative_compatibility",

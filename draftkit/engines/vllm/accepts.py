@@ -99,7 +99,7 @@ def _room_of(release: Release, spec: DraftSpec) -> list[str]:
     notes = [] if slots is None else [f"{release} takes {slots.when} more of max_num_batched_tokens for each sequence."]
     if rows is not None and method in (rows.methods or ()):
         notes.append(
-            f"{release} drafts {rows.when} rows of each sequence within max_num_batched_tokens, and runs no more "
+            f"{release} drafts up to {rows.when} rows of each sequence within max_num_batched_tokens, and runs no more "
             "sequences at a time than fit."
         )
     return notes

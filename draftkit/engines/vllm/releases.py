@@ -219,9 +219,7 @@ V0_33 = Release(
         "target-length-lowered": has(
             RUNNER, "_limit_max_model_len_to_draft", runner="V2", when="a draft that ends early and is not raised"
         ),
-        "draft-pass-bounds-sequences": has(
-            RUNNER, "max_draft_seqs", methods=("dflash", "dspark"), when="K + 1 (K where they begin with the anchor)"
-        ),
+        "draft-pass-bounds-sequences": has(RUNNER, "max_draft_seqs", methods=("dflash", "dspark"), when="K + 1"),
         "flat-exclusions-called-ignore": lacks(
             MODELOPT, "config.get('ignore', config.get('exclude_modules', []))", when="it takes either key"
         ),
