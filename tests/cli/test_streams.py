@@ -12,6 +12,7 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from conftest import Command
 from fixtures.checkpoints import pico
 from fixtures.report_results import full_result
 
@@ -136,3 +137,16 @@ def test_progress_on_a_terminal_is_a_bar_for_each_name_or_one(monkeypatch: pytes
         *before, _ = terminal.getvalue().partition("scaling")[0].split("\n")
         assert "3/5" in terminal.getvalue()
         assert ("loading" in "".join(before[-1:])) is not one_bar
+
+
+def test_nothing_is_colored_with_no_color(draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, where the same is in color without it."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    color = re.compile(r"\x1b\[(?:\d+;)*(?:3|4|9)\d")
+    in_color = draftkit("inspect", "zoo:eagle3").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = draftkit("inspect", "zoo:eagle3").out
+    assert (bool(color.search(in_color)), color.search(plain)) == (True, None)

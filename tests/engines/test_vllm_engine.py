@@ -634,7 +634,7 @@ def rendered(*cells: Cell) -> str:
 
 def test_engines_stand_side_by_side() -> None:
     text = rendered(cell("draftkit"), cell("vllm", baseline_tokens_per_second=None, interval_known=False))
-    assert "equal" in text.splitlines()[4]
+    assert "equal" in text.splitlines()[3]
     assert "1.900 [1.50, 2.25]" in text
     assert "30.0 (1.50×)" in text
     assert text.count("6 3") == 2

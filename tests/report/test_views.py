@@ -22,8 +22,9 @@ from draftkit.report.card.model_index import eval_results
 from draftkit.report.page.figures import all_figures
 from draftkit.report.page.page import page
 from draftkit.report.page.series import join
-from draftkit.report.terminal.tables import cells_csv, details_table, evaluation_table
-from draftkit.results.metrics import METRICS, Metric, View, kind_at, value_at
+from draftkit.report.terminal.engines import engines_table
+from draftkit.report.terminal.tables import category_table, cells_csv, details_table, evaluation_table, places_table
+from draftkit.results.metrics import METRICS, Metric, View, kind_at, metrics_of, value_at
 from draftkit.results.record import Result, result_from
 
 WHERE = Path("result.json")
@@ -96,6 +97,22 @@ def mixed() -> dict[str, Any]:
 def test_what_is_shown_of_cells(make: Callable[[], dict[str, Any]]) -> None:
     shown = views(result_from(make(), WHERE))
     compare(f"views-{make.__name__}.txt", "".join(f"{view}\n{text.strip()}\n\n" for view, text in shown.items()))
+
+
+def test_tables_beside_the_first_fit_80_columns(mixed_result: Result) -> None:
+    """No heading is broken inside a word, nothing is cut, and captions begin where lines do."""
+    cells = mixed_result.cells
+    tables = [details_table(mixed_result), category_table(cells), places_table(cells), engines_table(cells)]
+    text = io.StringIO()
+    Console(file=text, width=80).print(*tables, sep="\n")
+    printed = text.getvalue()
+    assert "…" not in printed.replace("1…K", "")
+    headings = [metric.title for metric in metrics_of("details", cells)]
+    headings += [str(column.header) for table in tables for column in table.columns]
+    assert {word for heading in headings for word in heading.split()} <= set(printed.split())
+    assert {table.caption_justify for table in tables} == {"left"}
+    assert re.search("^expected: from the", printed, re.MULTILINE)
+    assert re.search("^counts: equal when", printed, re.MULTILINE)
 
 
 @pytest.mark.slow

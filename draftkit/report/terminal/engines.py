@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.report.format import speed
+from draftkit.report.terminal.screen import named_table
 from draftkit.results.cell import OWN_ENGINE, Cell
 from draftkit.results.metrics import length
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def engines_table(cells: Sequence[Cell]) -> Table:
     """Draftkit's figures beside another engine's for each draft and setting; – where an engine was not run."""
     others = ", ".join(dict.fromkeys(cell.engine for cell in cells if cell.other_engine))
-    table = Table(
+    table = named_table(
         "draft", "", OWN_ENGINE, others, "greedy counts",
         title=f"{OWN_ENGINE} and {others}", caption="counts: equal when drafts, draft tokens and accepted tokens at "
         "each position are; above temperature 0 the engines draw other random numbers",
@@ -29,12 +30,11 @@ def engines_table(cells: Sequence[Cell]) -> Table:
     for ours, theirs in engine_pairs(cells):
         either = ours or theirs
         assert either is not None
-        name = f"{either.draft} · K={either.num_speculative_tokens} · T={either.temperature:g}"
-        name += f" · concurrency {either.concurrency}"
-        for label, show in _FIGURES.items():
+        settings = f"K={either.num_speculative_tokens} · T={either.temperature:g}"
+        names = (either.draft, settings, f"concurrency {either.concurrency}", "")
+        for name, (label, show) in zip(names, _FIGURES.items(), strict=True):
             figures = ("–" if cell is None else show(cell) for cell in (ours, theirs))
-            table.add_row(name, label, *figures, _agreement(ours, theirs) if name else "")
-            name = ""
+            table.add_row(name, label, *figures, _agreement(ours, theirs) if name == either.draft else "")
         table.add_section()
     return table
 
@@ -70,7 +70,7 @@ def _length(cell: Cell) -> str:
 _FIGURES = {
     "drafts": lambda cell: str(cell.num_drafts),
     "accepted at 1…K": lambda cell: " ".join(map(str, cell.num_accepted_tokens_per_pos or ())),
-    "acceptance length of drafts": _length,
+    "length of drafts": _length,
     "tokens/s": speed,
 }
 

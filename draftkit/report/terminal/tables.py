@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
 from draftkit.report.format import by_slice, lost, measured_of, prediction, severity
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
+from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
@@ -138,15 +140,17 @@ def evaluation_table(result: Result) -> Table:
 
 
 def details_table(result: Result) -> Table:
-    """The table of `--details`: everything else that each cell measured."""
+    """Of `--details`, everything else that each cell measured: a line for each figure, as no terminal has so many
+    columns."""
     shown = metrics_of("details", result.cells)
-    table = Table(caption=DETAILS, caption_justify="left")
-    table.add_column("draft")
-    for metric in shown:
-        table.add_column(metric.title, justify="left" if metric.left else "right")
+    rows = lines()
+    rows.caption, rows.caption_justify = DETAILS, "left"
     for cell in result.cells:
-        table.add_row(_draft(cell), *(metric.text(cell) for metric in shown))
-    return table
+        rows.add_row("draft", Text(_draft(cell), style="bold"))
+        for metric in shown:
+            rows.add_row(metric.title, metric.text(cell))
+        rows.add_row()
+    return rows
 
 
 def _draft(cell: Cell) -> str:
@@ -180,8 +184,10 @@ def _alike(paths: Iterable[tuple[str, ...]]) -> int:
 def category_table(cells: Sequence[Cell]) -> Table:
     """Acceptance length by category, a column for each draft at its most draft tokens."""
     widest = {cell.draft: cell for cell in sorted(cells, key=lambda cell: cell.num_speculative_tokens)}
-    headings = [f"{draft}, K={cell.num_speculative_tokens}" for draft, cell in widest.items()]
-    table = Table("category", *headings, title="acceptance length by category (prompts), and as other tools count it")
+    labels = _labels(cells)
+    headings = [f"{labels[_draft(cell)]}, K={cell.num_speculative_tokens}" for cell in widest.values()]
+    title = "acceptance length by category (prompts), and as other tools count it"
+    table = named_table("category", *headings, title=title)
     first = next(iter(widest.values()))
     for category in first.by_category:
         table.add_row(category, *(length(cell.by_category.get(category), count=True) for cell in widest.values()))
@@ -213,10 +219,11 @@ def slices_table(cells: Sequence[Cell]) -> Table:
 
 def places_table(cells: Sequence[Cell]) -> Table:
     """The acceptance length by where in the answers rounds began."""
-    table = Table("draft", "output tokens", "prompts", "rounds", "acceptance length", box=SIMPLE_HEAD)
-    table.title = "acceptance length along the answers"
+    headings = ("draft", "output tokens", "prompts", "rounds", "acceptance length")
+    table = named_table(*headings, title="acceptance length along the answers")
+    labels = _labels(cells)
     for cell in cells:
-        name = f"{_draft(cell)}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}"
+        name = f"{labels[_draft(cell)]}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}"
         for place in cell.by_place or ():
             row = f"{place.begin:,} – {place.end - 1:,}", str(place.prompts), f"{place.rounds:,}"
             table.add_row(name, *row, length(place.acceptance_length))
