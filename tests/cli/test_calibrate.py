@@ -46,12 +46,12 @@ def record(path: Path, scale: float = 3.0, prompts: int = 40, heading: Heading =
     return path
 
 
-def advised(path: Path) -> Path:
+def advised(path: Path, draft: str = "d") -> Path:
     """A result with round times."""
     result = report_results.full_result()
     whole = [RoundTime(batch, k, 4 + batch * (k + 1)) for batch in (1, 2) for k in range(K + 1)]
     cut = [RoundTime(batch, K, 5 + batch * (k + 1), k) for batch in (1, 2) for k in range(K + 1)]
-    model = {"draft": "d", "rounds_ms": [vars(one) for one in whole], "verified_ms": [vars(one) for one in cut]}
+    model = {"draft": draft, "rounds_ms": [vars(one) for one in whole], "verified_ms": [vars(one) for one in cut]}
     path.write_text(json.dumps(result | {"speed_models": [model]}))
     return path
 
@@ -142,6 +142,30 @@ def test_what_cannot_be_judged_is_refused(
 def test_check_needs_what_it_runs(draftkit: Command, tmp_path: Path) -> None:
     ran = draftkit("calibrate", record(tmp_path / "r.jsonl"), "--check")
     assert (ran.code, "--target, --draft and --times" in ran.err) == (2, True)
+
+
+@pytest.mark.long
+def test_the_best_threshold_is_run_beside_the_best_k(draftkit: Command, tmp_path: Path) -> None:
+    records, times = tmp_path / "r.jsonl", advised(tmp_path / "a.json", "zoo:dspark")
+    pair = ("--target", "zoo:target", "--draft", "zoo:dspark")
+    few = ("--limit", "3", "--max-new-tokens", "12")
+    assert draftkit("eval", *pair, "--k", K, "--records", records, "--set", "repeats=0", *few).code == 0
+    ran = draftkit("calibrate", records, "--times", times, "--check", *pair, *few, "--json")
+    assert ran.code == 0
+    told = json.loads(ran.out)
+    (checked,) = told["checked"]
+    gains = [one for one in told["calibrations"][0]["gains"] if one["concurrency"] == 1]
+    best = {
+        rule: max((one for one in gains if one["rule"] == rule), key=lambda one: one["tokens_per_second"])
+        for rule in ("fixed", "threshold")
+    }
+    assert checked["threshold"] == best["threshold"]["value"]
+    assert checked["fixed_k"] == best["fixed"]["value"]
+    assert checked["predicted"] == best["threshold"]["over_fixed"]
+    assert 1 <= checked["length"]["mean"] <= K + 1
+    assert checked["measured"]["mean"] > 0
+    ran = draftkit("calibrate", records, "--times", times, "--check", *pair, *few, "--concurrency", "4")
+    assert (ran.code, "no threshold is predicted at batch 4" in ran.err) == (1, True)
 
 
 def test_a_folder_with_other_things_is_left_alone(draftkit: Command, tmp_path: Path) -> None:
