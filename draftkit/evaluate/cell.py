@@ -46,15 +46,16 @@ def cell_of(
     *,
     passes: int | None = None,
     pace_error: float = inf,
+    blocks: int = 1,
     positions: bool = False,
 ) -> Cell:
     """What a run with a draft measured, beside the run of the same requests without one, where there is one.
 
-    `passes` and `pace_error` are those of `interleaved`; None and inf where it was not. Where the engine counts only
-    all requests together, there is no interval, `interval_known` is false and `by_category` empty; where it keeps no
-    record of rounds, what is told from these is None. `positions`: each prompt has what stood at each position, as
-    where slices are asked for. Raises `DraftkitError` for an engine without such a record that has drafted nothing: it
-    cannot say why.
+    `passes` and `pace_error` are those of `interleaved`, which ran so many `blocks`; None and inf where it was not.
+    Where the engine counts only all requests together, there is no interval, `interval_known` is false and
+    `by_category` empty; where it keeps no record of rounds, what is told from these is None. `positions`: each prompt
+    has what stood at each position, as where slices are asked for. Raises `DraftkitError` for an engine without such a
+    record that has drafted nothing: it cannot say why.
     """
     drafts = run.drafts
     if drafts is None or not (drafts.num_drafts or run.generations):
@@ -110,7 +111,7 @@ def cell_of(
     )
     if run.generations:
         cell = replace(cell, **_of_rounds(run, tokenizer))
-    return cell if plain is None else _beside(cell, run, plain, settings, pace_error)
+    return cell if plain is None else _beside(cell, run, plain, settings, pace_error, blocks)
 
 
 def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def _by_convention(run: Run, drafts: DraftCounts, by_category: dict[str, Interva
     return lengths
 
 
-def _beside(cell: Cell, run: Run, plain: Run, settings: Settings, pace_error: float) -> Cell:
+def _beside(cell: Cell, run: Run, plain: Run, settings: Settings, pace_error: float, blocks: int) -> Cell:
     """The cell with speed and output of plain decoding."""
     speedup = run.tokens_per_second / plain.tokens_per_second
     matching = sum(a.equals(b) for a, b in zip(run.answers, plain.answers, strict=True))
@@ -197,7 +198,7 @@ def _beside(cell: Cell, run: Run, plain: Run, settings: Settings, pace_error: fl
         baseline_ttft_ms=percentiles([a.ttft for a in plain.answers if a.ttft is not None]),
         baseline_output_tokens=plain.output_tokens,
         speedup=speedup,
-        speedup_interval=speedup_interval(speedup, cell.by_prompt or (), pace_error),
+        speedup_interval=speedup_interval(speedup, cell.by_prompt or (), pace_error, blocks),
         pace_error=pace_error if isfinite(pace_error) else None,
         matches_greedy=matching == len(run.answers) if settings.sampling.temperature == 0 else None,
         num_matching_prompts=matching if settings.exact else None,

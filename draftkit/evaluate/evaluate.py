@@ -292,7 +292,7 @@ class _Measurement:
         tokenizer = self.job.tokenizer
         cell = cell_of(
             heading, run, without, settings, tokenizer,
-            passes=passes or None, pace_error=error, positions=self.job.advises,
+            passes=passes or None, pace_error=error, blocks=len(asked.blocks), positions=self.job.advises,
         )  # fmt: skip
         cell = self.engine.told(cell, run, without)
         prompts = self.job.prompts.prompts

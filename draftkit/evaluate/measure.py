@@ -329,18 +329,19 @@ def pace_error(pairs: Sequence[tuple[Paced, Paced]]) -> float:
     return student(len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
 
 
-def speedup_interval(speedup: float, prompts: Sequence[PromptRecord], error: float) -> Interval | None:
-    """The speed-up with what is not known of it: how it varies over prompts, and `error`, how it does with the machine.
+def speedup_interval(speedup: float, prompts: Sequence[PromptRecord], error: float, blocks: int) -> Interval | None:
+    """The speed-up with what is not known of it: how it varies over prompts, and `error`, how it does with the machine,
+    told from so many blocks. None where either cannot be told.
 
-    None where either cannot be told.
+    What slows all n prompts of a block is in their seconds too, where it counts as if each had been slowed by itself:
+    with 1/n of its variance, which is not counted again.
     """
     found = speedup_over_prompts(prompts)
     if found is None or found.bounds is None or error == inf:
         return None
     low, high = (log(bound / found.mean) for bound in found.bounds)
-    return Interval(
-        speedup, speedup * exp(-sqrt(low**2 + error**2)), speedup * exp(sqrt(high**2 + error**2)), found.prompts
-    )
+    apart = error**2 * max(1 - blocks / len(prompts), 0)
+    return Interval(speedup, speedup * exp(-sqrt(low**2 + apart)), speedup * exp(sqrt(high**2 + apart)), found.prompts)
 
 
 def sides(passes: Sequence[Sequence[tuple[R, R]]]) -> tuple[list[list[R]], list[list[R]]]:

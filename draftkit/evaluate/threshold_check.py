@@ -85,7 +85,7 @@ def _run(
     with lane(whole) as usual, lane(cut) as leaving_out:
         runs, error = interleaved(asked.blocks, usual, leaving_out, max(cut.repeats, 1))
     plain, run = (Run.joined(side) for side in sides(runs))
-    cell = cell_of(engine.heading(draft, cut), run, plain, cut, pace_error=error)
+    cell = cell_of(engine.heading(draft, cut), run, plain, cut, pace_error=error, blocks=len(asked.blocks))
     beside = cell_of(engine.heading(draft, whole), plain, None, whole)
     return CheckedThreshold(
         threshold.value, k, cut.concurrency, threshold.over_fixed, cell.speedup_interval, threshold.length,

@@ -153,7 +153,7 @@ def _speedup(noise: float) -> Measured:
             PromptRecord("", 0, 0, int(sum(one)), seconds, int(sum(one)), before)
             for one, before, seconds in zip(sums, *plain, *drafted, strict=True)
         ]
-        return speedup_interval(sum(*plain) / sum(*drafted), prompts, error)
+        return speedup_interval(sum(*plain) / sum(*drafted), prompts, error, len(blocks))
 
     return measured
 

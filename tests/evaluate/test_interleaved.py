@@ -95,12 +95,15 @@ def test_blocks_are_of_many_prompts(prompts: int, concurrency: int, sizes: list[
 
 def test_a_speed_up_varies_with_the_prompts_and_with_the_machine() -> None:
     prompts = [PromptRecord(str(i), 10, 10, 20, 1.0, 20, 1.5 + 0.2 * (i % 3)) for i in range(12)]
-    quiet, disturbed = (speedup_interval(1.7, prompts, error) for error in (0.0, 0.3))
+    quiet, disturbed = (speedup_interval(1.7, prompts, error, 1) for error in (0.0, 0.3))
     assert quiet is not None
     assert disturbed is not None
     assert disturbed.low < quiet.low < 1.7 < quiet.high < disturbed.high
     assert disturbed.low < 1.7 * 0.75
-    assert speedup_interval(1.7, prompts, inf) is speedup_interval(1.7, prompts[:1], 0.0) is None
+    of_pairs = speedup_interval(1.7, prompts, 0.3, 6)  # half of what slows a pair is in its two prompts already
+    assert of_pairs is not None
+    assert disturbed.low < of_pairs.low < quiet.low
+    assert speedup_interval(1.7, prompts, inf, 1) is speedup_interval(1.7, prompts[:1], 0.0, 1) is None
 
 
 @pytest.mark.slow
