@@ -15,6 +15,7 @@ from conftest import Command
 from fixtures.engines.fake_vllm.simulation import per_position
 from fixtures.servers.hostile_servers import HostileServer, Spoil, metric, put, text
 from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
+from fixtures.servers.vllm_server import VllmTestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +226,18 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
         assert (refused.code, "next: leave out --advise, --records" in refused.err) == (1, True)
     assert "give --server URL, the one with the draft" in draftkit("eval", "--server-baseline", server.url).err
     assert draftkit("eval", "--draft", "ngram").code == 2
+
+
+@pytest.mark.slow
+def test_what_would_tell_an_interval_is_named_and_tells_it(draftkit: Command) -> None:
+    """Of a server that tells totals only."""
+    with VllmTestServer() as server:
+        measure = ("eval", "--server", server.url, "--target", "zoo:target", "--limit", 4, "--max-new-tokens", 12)
+        totals, single = (draftkit(*measure, *more) for more in ((), ("--set", "one_by_one=true")))
+    assert "summary, or --set one_by_one=true, which asks one request at a time; for a speed-up" in totals.err
+    assert "one_by_one" not in single.err
+    lengths = [re.search(r"acceptance length of \S+( \[)?", ran.out) for ran in (totals, single)]
+    assert [found and bool(found[1]) for found in lengths] == [False, True]
 
 
 def test_cells_of_servers_have_what_other_engines_have() -> None:

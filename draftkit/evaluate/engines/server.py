@@ -91,8 +91,9 @@ class ServerEngine(BaseEngine):
         """An interval needs the counts of each answer, a speed-up a server without a draft."""
         single = [cell for cell in cells if (cell.num_prompts or 0) > 1 and cell.acceptance_length is not None]
         wanted = []
-        if self.drafting.by_request and any(cell.acceptance_length.bounds is None for cell in single):  # type: ignore[union-attr]
-            wanted.append(f"an interval, start the server with {self.drafting.by_request}")
+        if any(cell.acceptance_length.bounds is None for cell in single):  # type: ignore[union-attr]
+            started = f"start the server with {self.drafting.by_request}, or " if self.drafting.by_request else ""
+            wanted.append(f"an interval, {started}--set one_by_one=true, which asks one request at a time")
         if self.plain is None:
             wanted.append("a speed-up, --server-baseline URL of the same target without a draft")
         return f"for {'; for '.join(wanted)}" if wanted else None
