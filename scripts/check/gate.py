@@ -26,7 +26,7 @@ from scripts.check.intervals import accepted_tokens
 
 Rounds = Sequence[int]  # of a prompt, what each accepted
 Draw = Callable[[random.Random], tuple[Rounds, Rounds]]  # the rounds of a prompt, before and after
-K, NOISES = 4, (0.2, 0.4, 0.6)
+K, NOISES = 4, (0.2, 0.25, 0.4, 0.6)
 TOLERANCE = 0.02
 
 
