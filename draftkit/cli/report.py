@@ -124,5 +124,5 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
         if figures is not None:
             _write_figures(stack, figures, training_figures(curves))
         file.write(training_page(curves).encode())
-    print(out)
+    say_written(out, counted(len(curves), "training run"))
     print(summary_of_runs(curves), file=sys.stderr)

@@ -188,6 +188,7 @@ def test_runs_are_compared_by_what_they_found_and_by_the_settings_that_differ(
     ran = draftkit("report", tmp_path / "slow", tmp_path / "fast", "--out", tmp_path / "page.html")
     assert ran.code == 0, ran.err
     assert "fast has the longest acceptance length, 2.000 [1.900, 2.100]; slow 1.200 [1.100, 1.300]" in ran.err
+    assert ran.out == f"written: {tmp_path / 'page.html'}: 2 training runs\n"
     assert "the intervals are apart" in ran.err
     rows = dict(comparison([read_curve(tmp_path / name) for name in ("slow", "fast")]))
     assert rows["recipe"] == ["eagle3", "eagle3"]
