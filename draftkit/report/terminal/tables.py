@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
@@ -281,15 +281,15 @@ def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
     """The K of each slice, and what it loses by the one K that a server has, a pair of columns for each batch."""
     batches = sorted({one.concurrency for one in found})
     table = Table(
-        "slice (prompts)",
+        Column("slice (prompts)", no_wrap=True),
         title=f"{draft}: K by what is served",
-        caption="lost: of the slice's speed, by the K that is best for all prompts together; K = 0: no draft",
+        caption="by batch; lost: of the slice's speed, by the K that is best for all prompts; K = 0: no draft",
         box=SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
     for batch in batches:
-        table.add_column(f"batch {batch}: K", justify="right")
+        table.add_column(f"K at {batch}", justify="right")
         table.add_column("lost")
     for (name, prompts), own in by_slice(found).items():
         row = [part for batch in batches for part in (str(own[batch].best_k), lost(own[batch]))]
