@@ -137,7 +137,7 @@ def test_a_card_proposes_no_more_tokens_than_were_trained(
     write_card(folder, [eval_results.write(tmp_path / "result.json", *cells, speed_models=[model])])
     card, best = (folder / "README.md").read_text(), 8 if trained is None else trained
     assert f'"num_speculative_tokens": {best},' in card
-    assert f"use ./{folder.name} at K = {best} at batch 1, " in card
+    assert f"Use ./{folder.name} at K = {best} at batch 1, " in card
     assert "K = 8 is best" not in card, "a card names one K, by what was measured"
 
     other = tmp_path / "not-timed"
