@@ -221,7 +221,7 @@ def _served(verdict: ResultVerdict, job: Job) -> ResultVerdict:
     from draftkit.loading import OWN_HEAD
 
     name, k = verdict.draft, verdict.num_speculative_tokens
-    if verdict.kind != "use" or name is None or name == OWN_HEAD:
+    if verdict.kind != "use" or name is None or name == OWN_HEAD or verdict.tree is not None:  # these serve chains
         return verdict
     draft, target = job.drafts[name], job.opened_target.name
     if not job.opened[name].is_foreign:
