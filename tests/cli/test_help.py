@@ -73,7 +73,7 @@ def test_the_options_of_eval_are_in_panels(draftkit: Command) -> None:
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_a_command_has_no_more_options_than_a_person_reads(name: str) -> None:
     options = [parameter for parameter in commands()[name].params if parameter.param_type_name == "option"]
-    assert len(options) <= {"eval": 29}.get(name, 35)
+    assert len(options) <= 35
 
 
 def test_settings_are_listed_and_explained(draftkit: Command) -> None:

@@ -30,6 +30,7 @@ from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
+from draftkit.layout.target import ADAPTER_PREFIX
 from draftkit.loading import load_drafter, load_model
 from draftkit.train import lora, setup
 from draftkit.train.checkpoint import newest_checkpoint
@@ -232,7 +233,7 @@ def test_an_adapter_without_prefix_is_gone_on_with() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lora.save_adapter(draft, Path(folder) / "adapter")
         file = Path(folder) / "adapter" / lora.WEIGHTS_FILE
-        saved = {name.removeprefix(lora.PREFIX): tensor + 1 for name, tensor in load_file(file).items()}
+        saved = {name.removeprefix(ADAPTER_PREFIX): tensor + 1 for name, tensor in load_file(file).items()}
         save_file(saved, file)
         lora.load_adapter(draft, file.parent)
     state = get_peft_model_state_dict(draft, adapter_name=lora.ADAPTER)
