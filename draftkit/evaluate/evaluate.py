@@ -93,18 +93,8 @@ def evaluate_draft(
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
 
         running = able(prepared, lambda engine: engine.check(job), skipped)
-        of_rounds = {
-            "--advise": advise,
-            "--predict": predict,
-            "--tree-nodes": bool(tree_nodes),
-            "--records": records is not None,
-        }
-        if (wanted := [name for name, there in of_rounds.items() if there]) and not any(
-            engine.keeps_rounds for engine in running
-        ):
-            raise DraftkitError(
-                f"{running[-1].name} keeps no record of each round", hint=f"leave out {', '.join(wanted)}"
-            )
+        wanted = {"--advise": advise, "--predict": predict, "--tree-nodes": tree_nodes, "--records": records}
+        _require_rounds(running, [name for name, value in wanted.items() if value])
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
         if any(engine.sees_weights for engine in running) and (sources := _sources(job)):
@@ -118,10 +108,7 @@ def evaluate_draft(
             warned += _made_for_others(job.opened_target, opened)
         running = able(running, lambda engine: engine.open(on_progress), skipped)
         for engine in running:
-            warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
-            if not engine.sees_weights and any(cell.engine == engine.name for cell in cells):
-                said = "kept figures of a server, whose weights cannot be compared"
-                warned.append(Finding("server-resumed", "warning", said))
+            warned += _of_engine(engine, cells)
             label = f", {engine.name}" if len(running) > 1 else ""
             for cell, run in _Measurement(engine, job, on_progress, label, records).cells(kept):
                 warned += [Finding("other-traffic", "warning", concern) for concern in run.concerns]
@@ -161,6 +148,20 @@ def _default_engines(job: Job) -> Sequence[BaseEngine]:
 
     refused = job.target is not None and job.opened_target.refusal is not None
     return [OwnEngine(), *([here] if refused and (here := vllm_here()) is not None else [])]
+
+
+def _require_rounds(engines: Sequence[BaseEngine], wanted: Sequence[str]) -> None:
+    """Raise `DraftkitError` where options are wanted that need the record of each round, which no engine keeps."""
+    if wanted and not any(engine.keeps_rounds for engine in engines):
+        raise DraftkitError(f"{engines[-1].name} keeps no record of each round", hint=f"leave out {', '.join(wanted)}")
+
+
+def _of_engine(engine: BaseEngine, kept: Sequence[Cell]) -> Iterator[Finding]:
+    """The findings about an engine that goes on with the cells that are kept."""
+    for what in engine.untold:
+        yield Finding("not-told", "note", f"{engine.name} does not tell {what}")
+    if not engine.sees_weights and any(cell.engine == engine.name for cell in kept):
+        yield Finding("server-resumed", "warning", "kept figures of a server, whose weights cannot be compared")
 
 
 def _of_prompts(job: Job) -> list[Finding]:

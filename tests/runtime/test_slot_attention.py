@@ -370,6 +370,8 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.interpreter
+@pytest.mark.slow
+@pytest.mark.few(4)
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize(("rows", "most"), [(5, 5), (3, 9), (17, 40)])
