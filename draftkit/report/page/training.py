@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftkit.hub.local_paths import named
 from draftkit.io.html import signed
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart, Line, linear
 from draftkit.report.page.page import labelled
@@ -142,7 +143,7 @@ def _or_none(value: float | None, form: str) -> str:
 def _settings(curves: Sequence[TrainingCurve]) -> Iterator[tuple[str, list[str]]]:
     names = dict.fromkeys((*ASKED, *(name for curve in curves for name in curve.settings)))
     for name in names:
-        values = [str(curve.settings.get(name, "–")) for curve in curves]
+        values = [str(named(curve.settings.get(name, "–"))) for curve in curves]
         if name not in PLACES and (name in ASKED or len(set(values)) > 1) and set(values) - {"–", ""}:
             yield name, values
 
