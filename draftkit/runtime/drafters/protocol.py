@@ -96,7 +96,8 @@ class Drafter(Protocol):
     slot_bytes: SlotBytes | None
 
     @property
-    def overlap(self) -> int: ...
+    def overlap(self) -> int:
+        """How many positions before a piece of a prompt it is given again."""
 
     @property
     def aux_layers(self) -> AuxLayers | None:
