@@ -2,8 +2,8 @@
 
 Among many changes that do nothing, the best looks helpful by chance. It is therefore measured again on prompts that had
 no part in choosing it, where only the few chosen ones compete. With it go its rivals, the changes of the same
-experiment that did as well as far as the first prompts tell: of those that the others do not tell apart either, the
-experiment says which is likely, and the rest are named beside it.
+experiment that did as well as far as the first prompts tell: of those that then gain the same but for a margin, the
+experiment says which is likely, and those that chance may have put behind it are named beside it.
 
 Verification is coupled: the target writes the same text whatever the draft does, so that two setups are compared on the
 same tokens. At a temperature above 0 a draft token counts with the mass Σ_v min(p_v, q_v) that the two distributions
@@ -120,7 +120,8 @@ def _beats(one: Sums, other: Sums, comparisons: int) -> bool:
 def _recommend(
     measured: Sequence[int], unmeasured: Sequence[int], tried: list[Tried], sums: Mapping[int, Sums]
 ) -> None:
-    """Of the changes of an experiment that help, recommend the likeliest of those that no other beats.
+    """Of the changes of an experiment that help, recommend the likeliest of those that gain as much as the best but for
+    less than a margin; `alike` are those that chance may have put behind it.
 
     Experiments yield likely changes first. `unmeasured` were no worse as far as the first prompts tell.
     """
@@ -129,8 +130,9 @@ def _recommend(
         return
     best = max(helping, key=lambda i: tried[i].gain.mean)
     alike = sorted(i for i in helping if i == best or not _beats(sums[best], sums[i], len(helping) - 1))
-    others = [*alike[1:], *unmeasured]
-    tried[alike[0]] = replace(tried[alike[0]], recommended=True, alike=tuple(tried[i].change for i in others))
+    chosen = next(i for i in alike if tried[best].gain.mean - tried[i].gain.mean < MARGIN)
+    others = [*(i for i in alike if i != chosen), *unmeasured]
+    tried[chosen] = replace(tried[chosen], recommended=True, alike=tuple(tried[i].change for i in others))
 
 
 def _tried(

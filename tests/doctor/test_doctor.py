@@ -68,14 +68,14 @@ def test_an_injected_defect_is_named_first(
     assert best.confirmed
 
 
-def weighed(monkeypatch: pytest.MonkeyPatch, **gains: float) -> tuple[Tried, ...]:
-    """What comes of changes that make these tokens a round of every prompt's mean, which differ much by themselves."""
+def weighed(monkeypatch: pytest.MonkeyPatch, **gains: float | tuple[float, float]) -> tuple[Tried, ...]:
+    """What comes of changes that add these tokens a round to the mean of every prompt, or to those of every other
+    four; the prompts differ much by themselves."""
 
-    def run(gain: float, k: int, numbers: list[int]) -> list[Generation]:
-        return [
-            Generation(Request("x", (1,), 100), rounds=[Round(1, 3, 0, 1, (0.2 + 0.3 * (n % 3) + gain, 0.0, 0.0))] * 5)
-            for n in numbers
-        ]
+    def run(gain: float | tuple[float, float], k: int, numbers: list[int]) -> list[Generation]:
+        added = gain if isinstance(gain, tuple) else (gain, gain)
+        means = [0.2 + 0.3 * (n % 3) + added[n // 4 % 2] for n in numbers]
+        return [Generation(Request("x", (1,), 100), rounds=[Round(1, 3, 0, 1, (mean, 0.0, 0.0))] * 5) for mean in means]
 
     monkeypatch.setattr("draftkit.doctor.measure.run", run)
     patient: Any = SimpleNamespace(requests=range(16), k=3, setup=lambda: 0.0, source="draft", target_source="target")
@@ -96,6 +96,12 @@ def test_of_changes_that_measure_alike_the_likeliest_is_recommended(monkeypatch:
 def test_a_change_that_is_better_is_recommended_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (recommended,) = (t for t in weighed(monkeypatch, likely=0.1, best=0.2) if t.recommended)
     assert (recommended.change, recommended.alike) == ("best", ())
+
+
+def test_a_likely_change_is_not_recommended_at_the_cost_of_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chance does not tell them apart, yet what is likely gains less by more than anybody would give away."""
+    (recommended,) = (t for t in weighed(monkeypatch, likely=(0.3, 0.25), best=(0.5, 0.2)) if t.recommended)
+    assert (recommended.change, recommended.alike) == ("best", ("likely",))
 
 
 def test_rivals_without_end_are_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
