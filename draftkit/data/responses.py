@@ -19,7 +19,8 @@ from typing import BinaryIO, Protocol
 from transformers import PreTrainedModel
 
 from draftkit.data.rows import REGENERATED, Row
-from draftkit.engines.http import Api, Limits, RejectedRequest
+from draftkit.engines.connections import Limits
+from draftkit.engines.http import Api, RejectedRequest
 from draftkit.engines.servers.server import possible
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import DraftkitError, FormatError, SourceError, command

@@ -1,7 +1,6 @@
 """What every server is asked by: JSON over HTTP, its event streams, and what goes wrong on the way.
 
-Every byte of a server comes through `_Bytes`, headers and all, under one set of limits. Requests, and the key that goes
-with them, stay with the scheme, host and port that they were meant for.
+Requests, and the key that goes with them, stay with the scheme, host and port that they were meant for.
 """
 
 from __future__ import annotations
@@ -9,28 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import string
-import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from io import BufferedReader, RawIOBase
-from typing import Any, TypeVar
-from urllib.error import HTTPError
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from typing import TypeVar
 from urllib.parse import quote, urljoin, urlsplit
-from urllib.request import (
-    AbstractHTTPHandler,
-    HTTPDefaultErrorHandler,
-    HTTPErrorProcessor,
-    OpenerDirector,
-    ProxyHandler,
-)
-from urllib.request import Request as HttpRequest
-from weakref import WeakSet
 
+from draftkit.engines.connections import USUAL, Connections, Limits, Sent
 from draftkit.errors import SourceError
 from draftkit.io.jsonfile import loads
 
@@ -46,18 +33,6 @@ T = TypeVar("T")
 Event = tuple[float, dict[str, object]]  # when it came, and what it says
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What is taken of a server: seconds without a byte, seconds for a page that it shows and for a whole answer, the
-    bytes of either with their headers, and the events of a stream."""
-
-    silence: float = 600.0
-    page: float = 60.0
-    answer: float = 3600.0
-    bytes: int = 256 << 20
-    events: int = 1 << 20
-
-
 class RejectedRequest(SourceError):
     """A request that the server will not serve, though it serves others. `said`: in its own words."""
 
@@ -66,14 +41,34 @@ class RejectedRequest(SourceError):
         self.said = said
 
 
+class Unanswered(SourceError):
+    """A server that cannot be reached, or fails at whatever it is asked, after all attempts."""
+
+
+class _Status(Exception):
+    """A response that is none: its status, and what the server says."""
+
+    def __init__(self, code: int, said: str):
+        self.code, self.said = code, said
+
+
 class Api:
-    """A server at `root`, its address without `/v1`. `OPENAI_API_KEY` is sent when it is set.
+    """A server at `root`, its address without `/v1`. The key in the environment variable `key` is sent when it is set.
 
     `pauses`: seconds before each further attempt after a failure that may pass. `hint`: what to do when the server does
-    not answer. Raises `SourceError` for what is no address, and for a key that cannot be sent.
+    not answer. Any number of threads may ask. Raises `SourceError` for what is no address, and for a key that cannot be
+    sent.
     """
 
-    def __init__(self, url: str, *, limits: Limits = Limits(), pauses: Sequence[float] = (), hint: str):
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: Limits = USUAL,
+        pauses: Sequence[float] = (),
+        hint: str,
+        key: str = "OPENAI_API_KEY",
+    ):
         try:
             known = urlsplit(url).scheme in ("http", "https") and _server_of(url)[1]
         except ValueError:
@@ -82,15 +77,15 @@ class Api:
             raise SourceError(f"server {url}", expected="http://HOST:PORT/v1")
         self.root = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            if not key.isascii() or not key.isprintable():
-                raise SourceError("OPENAI_API_KEY holds characters that no key has", hint="copy it again, or unset it")
-            self._headers["Authorization"] = f"Bearer {key}"
+        if secret := os.environ.get(key):
+            if not secret.isascii() or not secret.isprintable():
+                raise SourceError(f"{key} holds characters that no key has", hint="copy it again, or unset it")
+            self._headers["Authorization"] = f"Bearer {secret}"
         self._limits = limits
         self._pauses = pauses
         self._hint = hint
-        self._left = threading.Event()
-        self._open: WeakSet[_Bytes] = WeakSet()
+        self._connections = Connections(limits)
+        weakref.finalize(self, self._connections.leave)
 
     def read(self, path: str) -> dict[str, object]:
         """The JSON object at a path. Raises `SourceError` when there is none."""
@@ -119,132 +114,56 @@ class Api:
 
     def leave(self) -> None:
         """End what other threads still wait for, which fails there: a process waits for its threads before it ends."""
-        self._left.set()
-        for incoming in list(self._open):
-            incoming.cut()
+        self._connections.leave()
 
     def _call(self, path: str, body: dict[str, object] | None, read: Callable[[HTTPResponse], T]) -> T:
         """The response as `read` reads it; the request is repeated after failures that may pass."""
         where = self.root + path
         data = None if body is None else json.dumps(body).encode()
+        left = self._connections.left
+        kind: type[SourceError] = Unanswered
         for pause in (*self._pauses, None):
             failed = "does not answer"
             try:
                 with self._response(where, data) as response:
                     failed = "has gone away"
                     found = read(response)
-                if not self._left.is_set():  # else it may have been cut short
+                if not left.is_set():  # else it may have been cut short
                     return found
                 problem = "what it says is not waited for any more"
-            except HTTPError as error:
-                problem = _said(error)
-                if error.code in OF_THE_REQUEST and body is not None:
+            except _Status as status:
+                problem = status.said
+                if status.code in OF_THE_REQUEST and body is not None:
                     raise RejectedRequest(problem, where) from None
-                if error.code not in TRANSIENT:
+                if status.code not in TRANSIENT:
+                    kind = SourceError
                     break
             except (HTTPException, OSError) as error:
-                problem = plain(str(getattr(error, "reason", error)) or type(error).__name__)
-            if pause is None or self._left.wait(pause):
+                problem = plain(str(error) or type(error).__name__)
+            if pause is None or left.wait(pause):
                 break
-        raise SourceError(f"the server {failed}: {problem}", where=where, hint=self._hint)
+        raise kind(f"the server {failed}: {problem}", where=where, hint=self._hint)
 
-    def _response(self, where: str, data: bytes | None) -> HTTPResponse:
-        """The response, wherever on this server it is. Raises `SourceError` where the server sends elsewhere."""
+    @contextmanager
+    def _response(self, where: str, data: bytes | None) -> Iterator[HTTPResponse]:
+        """The response, wherever on this server it is. Raises `SourceError` where the server sends elsewhere, `_Status`
+        where it says that there is none."""
         seconds = self._limits.page if data is None else self._limits.answer
-        began = time.monotonic()
-
-        def incoming(connection: socket.socket) -> _Bytes:
-            bytes_of = _Bytes(connection, self._limits, where, began, seconds)
-            self._open.add(bytes_of)
-            if self._left.is_set():
-                bytes_of.cut()
-            return bytes_of
-
-        opener = OpenerDirector()  # of none but these: no other server, no file
-        for handler in (ProxyHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor(), _Connecting(incoming)):
-            opener.add_handler(handler)
+        until = time.monotonic() + seconds
         for _ in range(MOST_REDIRECTS + 1):
             try:
-                request = HttpRequest(where, data, self._headers)
-                return opener.open(request, timeout=min(seconds, self._limits.silence))
-            except HTTPError as error:
-                if error.code not in (REDIRECTS if data is None else WITH_BODY):
-                    raise
-                error.close()
-                where = _followed(where, error.headers.get("Location"))
+                request = Sent(where, data, self._headers, until, seconds)
             except ValueError as error:
                 raise SourceError(f"{where} is no address: {error}", expected="http://HOST:PORT/v1") from None
+            with self._connections.response(request) as response:
+                if response.status in (REDIRECTS if data is None else WITH_BODY):
+                    where = _followed(where, response.headers.get("Location"))
+                    continue
+                if not 200 <= response.status < 300:
+                    raise _Status(response.status, _said(response))
+                yield response
+                return
         raise SourceError(f"the server redirects more than {MOST_REDIRECTS} times", where=where)
-
-
-class _Bytes(RawIOBase):
-    """What a connection brings, up to the limits: `HTTPResponse` takes it for the socket that it reads from."""
-
-    def __init__(self, connection: socket.socket, limits: Limits, where: str, began: float, seconds: float):
-        self._connection, self._file = connection, connection.makefile("rb", buffering=0)
-        self._limits, self._where, self._seconds, self._until = limits, where, seconds, began + seconds
-        self._bytes = 0
-
-    def makefile(self, mode: str) -> BufferedReader:
-        return BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Raises `SourceError` beyond a limit, `TimeoutError` after a silence, which may pass."""
-        remaining = self._until - time.monotonic()
-        if remaining > 0:
-            self._connection.settimeout(min(self._limits.silence, remaining))
-            try:
-                count = self._file.readinto(buffer)
-            except TimeoutError:
-                if self._limits.silence < remaining:
-                    raise
-                remaining = 0
-        if remaining <= 0:
-            raise self._endless(f"taken {self._seconds:,g} s")
-        self._bytes += count or 0
-        if self._bytes > self._limits.bytes:
-            raise self._endless(f"more than {self._limits.bytes:,} bytes")
-        return count
-
-    def _endless(self, what: str) -> SourceError:
-        return SourceError(f"the server's answer does not end: it has {what}", where=self._where)
-
-    def cut(self) -> None:
-        """End the connection, for whoever waits for it."""
-        with suppress(OSError):
-            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # TLS' own is not for threads
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Connecting(AbstractHTTPHandler):
-    """Connects to servers, whose responses are read as `incoming`."""
-
-    http_request = https_request = AbstractHTTPHandler.do_request_
-
-    def __init__(self, incoming: Callable[[socket.socket], _Bytes]):
-        super().__init__()
-        self._incoming = incoming
-
-    def http_open(self, request: HttpRequest) -> HTTPResponse:
-        return self.do_open(functools.partial(self._connection, HTTPConnection), request)
-
-    def https_open(self, request: HttpRequest) -> HTTPResponse:
-        return self.do_open(functools.partial(self._connection, HTTPSConnection), request)
-
-    def _connection(self, kind: type[HTTPConnection], host: str, **options: Any) -> HTTPConnection:
-        def response(connection: socket.socket, *rest: Any, **named: Any) -> HTTPResponse:
-            stands_for: Any = self._incoming(connection)
-            return HTTPResponse(stands_for, *rest, **named)
-
-        connection = kind(host, **options)
-        connection.response_class = response  # type: ignore[assignment]
-        return connection
 
 
 def _server_of(address: str) -> tuple[str, str | None, int]:
@@ -324,11 +243,10 @@ def _parsed(data: bytes, where: str) -> dict[str, object]:
     return value
 
 
-def _said(error: HTTPError) -> str:
+def _said(response: HTTPResponse) -> str:
     """The server's own words, where it has some."""
     try:
-        with error:
-            text = error.read(10_000).decode(errors="replace")
+        text = response.read(10_000).decode(errors="replace")
     except (HTTPException, OSError, ValueError):  # the last for a chunk of negative length
         text = ""
     try:
@@ -337,7 +255,7 @@ def _said(error: HTTPError) -> str:
         value = None
     if isinstance(value, dict):
         text = _message({"error": value} | value)
-    return plain(f"{error.code} {error.reason}" + (f": {text}" if text else ""))
+    return plain(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
 
 
 def _message(event: Mapping[str, object]) -> str:

@@ -34,7 +34,7 @@ from fixtures.servers.hub_server import HubServer
 from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
 
 from draftkit.data import responses
-from draftkit.engines.http import Limits
+from draftkit.engines.connections import Limits
 from draftkit.engines.records import Answer
 from draftkit.engines.servers import server
 from draftkit.engines.servers.server import server_at

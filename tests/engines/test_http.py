@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fixtures.servers.hostile_servers import Exchange, HostileServer, Spoil, at
 
-from draftkit.engines.http import Api, Limits
+from draftkit.engines.connections import Limits
+from draftkit.engines.http import Api
 from draftkit.errors import SourceError
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -159,3 +160,41 @@ def test_what_a_terminal_would_obey_is_not_printed() -> None:
         asked(at("", lambda exchange: exchange.send(500, said)))
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def test_a_connection_is_used_again_until_it_ends() -> None:
+    """A server may end one that waits; what is then asked goes through another."""
+    ports = []
+
+    def speak(exchange: Exchange) -> None:
+        ports.append(exchange.client_address[1])
+        exchange.protocol_version = "HTTP/1.1"
+        exchange.close_connection = exchange.path == "/last"
+        if exchange.path == "/cut":
+            exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}")
+            exchange.close_connection = True
+        else:
+            exchange.send(500 if exchange.path == "/fails" else 200, b'{"said": 1}')
+
+    with HostileServer("http://127.0.0.1:9", at("", speak)) as server:
+        api = Api(server.url, limits=SHORT, hint="")
+        for path, connections in (("/a", 1), ("/b", 1), ("/last", 1), ("/a", 2), ("/fails", 2), ("/cut", 2), ("/b", 3)):
+            if path in ("/fails", "/cut"):
+                with pytest.raises(SourceError):
+                    api.read(path)
+            else:
+                assert api.read(path) == {"said": 1}
+            assert len(set(ports)) == connections, path
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(api.read, ["/a"] * 40)) == [{"said": 1}] * 40
+        assert len(set(ports)) <= 3 + 4
+        api.leave()
+        with pytest.raises(SourceError):
+            api.read("/a")
+
+
+def test_another_variable_may_hold_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_KEY", "sk-other")
+    with HostileServer("http://127.0.0.1:9", at("", lambda exchange: exchange.send(200, b"{}"))) as server:
+        Api(server.url, limits=SHORT, hint="", key="OTHER_KEY").read("/a")
+    assert server.asked[0][2] == "Bearer sk-other"

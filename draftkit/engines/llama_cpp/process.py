@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from draftkit.engines.http import Api, Limits
+from draftkit.engines.connections import Limits
+from draftkit.engines.http import Api
 from draftkit.errors import DraftkitError, SourceError, last_words
 
 PATIENCE = 600.0  # seconds that a model may take to load

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
-from draftkit.engines.http import Api, Limits, plain
+from draftkit.engines.connections import Limits
+from draftkit.engines.http import Api, plain
 from draftkit.engines.records import Answer, Counters, DraftCounts
 from draftkit.engines.servers import kinds
 from draftkit.engines.stream import Chunk, answer_of, chunks_of, completion_tokens, logprobs_of, path_of, prompt_of
