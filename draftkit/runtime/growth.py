@@ -176,11 +176,20 @@ def _parents(shape: Choices, device: torch.device) -> Tensor:
 def likeliest(logits: Tensor, count: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """Log-probabilities float32 [B, W, c] of each row's likeliest tokens, `count` at most, and these tokens; the
     likeliest first, of equals the lowest column."""
-    values, columns = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
-    columns, order = columns.sort(-1)
-    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    values = logits.float().log_softmax(-1)
+    columns = _best_columns(values, min(count, values.shape[-1]))
+    values, order = values.gather(-1, columns).sort(dim=-1, descending=True, stable=True)
     columns = columns.gather(-1, order)
     return values, columns if ids is None else ids[columns]
+
+
+def _best_columns(values: Tensor, count: int) -> Tensor:
+    """The columns [B, W, c] of the largest values in each row, ascending; `topk` takes any of those that equal the
+    least of them, here the first are taken."""
+    least = values.topk(count, dim=-1).values[..., -1:]
+    columns = torch.arange(values.shape[-1], device=values.device)
+    turn = torch.where(values > least, -1, torch.where(values == least, columns, len(columns)))
+    return turn.topk(count, dim=-1, largest=False).indices.sort(-1).values
 
 
 def _exactly(count: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

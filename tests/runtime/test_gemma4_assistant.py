@@ -28,6 +28,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.tree_kinds import read_tree
 from draftkit.targets.target import Target, load_target
 
 K = 4
@@ -105,6 +106,21 @@ def test_sampled_output_is_that_of_plain_decoding(pair: Pair, draft: Draft) -> N
     prompts = [range(3, 9), range(4, 12)]
     expected, found = (e.generate(prompts, sampling, max_new_tokens=8) for e in (plain, engine))
     assert [g.tokens for g in found] == [g.tokens for g in expected]
+
+
+@pytest.mark.slow
+def test_trees_leave_the_output_as_it_is(pair: Pair, draft: Draft) -> None:
+    """And the tree with one child everywhere is the chain, round by round."""
+    target, drafter = loaded(pair, draft)
+    requests = [Request(str(n), tuple(range(3 + n, 8 + 2 * n)), 8) for n in range(3)]
+    chain = Engine(target, drafter, num_speculative_tokens=K, num_slots=2).generate(requests)
+    for name in ("eagle:topk=1,depth=4,nodes=4", "eagle:topk=3,depth=4,nodes=12"):
+        tree = read_tree(name)
+        found = Engine(target, drafter, num_speculative_tokens=K, num_slots=2, tree=tree).generate(requests)
+        assert [g.tokens for g in found] == [g.tokens for g in chain]
+        if tree.nodes == K:
+            told = [[[(r.position, r.accepted, r.proposal) for r in g.rounds] for g in run] for run in (found, chain)]
+            assert told[0] == told[1]
 
 
 @pytest.mark.slow

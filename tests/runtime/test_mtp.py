@@ -23,6 +23,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.tree_kinds import read_tree
 from draftkit.targets.target import Target, load_target
 
 K = 3
@@ -89,6 +90,22 @@ def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> 
         for g in Engine(target, drafter, num_speculative_tokens=K, num_slots=2).generate(requests)
     }
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.few(2)
+def test_trees_leave_the_output_as_it_is(saved: Saved, folder: Path) -> None:
+    """And the tree with one child everywhere is the chain, round by round."""
+    target, drafter = loaded(saved, folder)
+    requests = [Request(f"{n}", tuple(range(3 + n, 9 + 2 * n)), 8) for n in range(3)]
+    chain = Engine(target, drafter, num_speculative_tokens=K, num_slots=2).generate(requests)
+    for name in ("eagle:topk=1,depth=3,nodes=3", "eagle:topk=3,depth=3,nodes=9"):
+        tree = read_tree(name)
+        found = Engine(target, drafter, num_speculative_tokens=K, num_slots=2, tree=tree).generate(requests)
+        assert [g.tokens for g in found] == [g.tokens for g in chain]
+        if tree.nodes == K:
+            told = [[[(r.position, r.accepted, r.proposal) for r in g.rounds] for g in run] for run in (found, chain)]
+            assert told[0] == told[1]
 
 
 def test_in_bfloat16_rotations_and_biases_of_experts_are_as_precise_as_the_targets(saved: Saved, folder: Path) -> None:

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures.engines.drafter_cases import Case, requests, sampled, target
+from fixtures.engines.drafter_cases import Case, V, requests, sampled, target
 from fixtures.engines.sampling_statistics import Bigrams, batch, fit, text_fit
 from torch import Tensor
 
 from draftkit.errors import SettingError
+from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.requests import Request, SamplingParameters
-from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.lookup import LookupDrafter
+from draftkit.runtime.drafters.ngram import NgramDrafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
+from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.growth import Growth
 from draftkit.runtime.records import Generation, Round
@@ -230,6 +234,100 @@ def test_a_file_without_a_tree_is_one_message(listed: str, words: str, tmp_path:
     (tmp_path / "list").write_text(listed)
     with pytest.raises(SettingError, match=words):
         read_tree(f"choices:{tmp_path / 'list'}")
+
+
+# --- Which of equally likely nodes are kept
+
+
+def test_a_child_that_is_certain_does_not_displace_its_parent() -> None:
+    """Its path is as likely as its parent's: the shallower node comes first."""
+    growth = Growth.of(Beam(2, 2, 3, 4))
+    certain = torch.tensor([-torch.inf, 0.0, -torch.inf])
+    growth(torch.tensor([[[0.5, 0.5, 0.0]]]).log())
+    growth(torch.stack([certain, certain])[None])
+    growth(torch.stack([certain, certain])[None])
+    assert growth.tree().tokens.tolist() == [[0, 1, 1, 1]]
+    assert growth.tree().parents.tolist() == [[0, 0, 1, 2]]
+
+
+def test_of_equal_tokens_the_lowest_are_kept() -> None:
+    growth = Growth.of(Beam(2, 2, 2, 3))
+    growth(torch.zeros(1, 1, 5))
+    growth(torch.zeros(1, 2, 5))
+    assert growth.tree().tokens.tolist() == [[0, 1, 0]]
+    assert growth.tree().parents.tolist() == [[0, 0, 1]], "and of equal parents the better one's child"
+
+
+# --- Trees of what followed in the text
+
+SUFFIX = SuffixSpec(max_depth=24, max_spec_factor=1.0, min_token_prob=0.1)
+Paths = dict[tuple[int, ...], float]
+TEXTS_OF_THREE = [
+    [int(token) for token in torch.randint(3, (length,), generator=torch.Generator().manual_seed(length))]
+    for length in (6, 9, 14, 20)
+]
+
+
+def followers(text: list[int], found: list[int], depth: int) -> Paths:
+    """What went on after positions `found` of a text: path → product of the shares that went on like that."""
+    paths: Paths = {}
+    for token in {text[at + 1] for at in found if at + 1 < len(text)} if depth else ():
+        going = [at + 1 for at in found if at + 1 < len(text) and text[at + 1] == token]
+        share = len(going) / (len(found) + 1)
+        paths[(token,)] = share
+        paths |= {(token, *path): share * rest for path, rest in followers(text, going, depth - 1).items()}
+    return paths
+
+
+def longest_match(text: list[int], shortest: int, longest: int) -> list[int]:
+    """Where the longest end of a text, within these lengths, occurred before: the places of its last token."""
+    for length in range(min(longest, len(text) - 1), shortest - 1, -1):
+        end = text[-length:]
+        if found := [at for at in range(length - 1, len(text) - 1) if text[at - length + 1 : at + 1] == end]:
+            return found
+    return []
+
+
+def paths_in(tree: Tree) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
+        paths.append((*paths[parent], token) if parent >= 0 else ())
+    return [path for path in paths if path]
+
+
+@pytest.mark.parametrize("text", TEXTS_OF_THREE, ids=len)
+@pytest.mark.parametrize(
+    ("drafter", "shortest", "longest"),
+    [(NgramDrafter(3, min_n=2, max_n=4), 2, 4), (SuffixDrafter(3, SUFFIX), 1, 23)],
+    ids=["ngram", "suffix"],
+)
+def test_trees_of_a_text_are_its_likeliest_followers(
+    text: list[int], drafter: LookupDrafter, shortest: int, longest: int
+) -> None:
+    """All of them where there is room, else those with the largest shares."""
+    drafter.allocate(1, len(text) + 4, 3)
+    drafter.prefill([NewSequence(0, torch.tensor(text[:-1]), None)])
+    one = torch.tensor([1])
+    committed = Committed(one - 1, torch.tensor([text[-1:]]), one, one * (len(text) - 1), None, len(text) + 4)
+    wanted = followers(text, longest_match(text, shortest, longest), 3)
+    for nodes in (4, 39):  # of three levels with three tokens there are no more
+        growth = Growth.of(Beam(39, 39, 3, nodes))
+        drafter.expand(committed, 3, growth)
+        found = paths_in(growth.tree())
+        assert len(set(found)) == len(found) == min(nodes, len(wanted))
+        assert set(found) <= set(wanted)
+        least = min((wanted[path] for path in found), default=0.0)
+        assert all(share <= least + 1e-6 for path, share in wanted.items() if path not in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_lookup_with_trees_leaves_the_output_as_it_is(name: str) -> None:
+    drafter = NgramDrafter(V, min_n=1, max_n=3) if name == "ngram" else SuffixDrafter(V, SUFFIX)
+    for wanted in (requests(), sampled()):
+        found = decoded(drafter, wanted, "suffix:nodes=8,width=3,depth=4")
+        assert [g.tokens for g in found] == [g.tokens for g in decoded(None, wanted)]
+        assert any(r.drafted > 1 for g in found for r in g.rounds)
 
 
 # --- Every drafter, every kind
