@@ -222,6 +222,17 @@ def check_range(record: object, most: int, *names: str) -> None:
             raise LayoutError(f"{name} is {value}", expected=f"1 to {most:,}")
 
 
+def check_window(window: int | None, sink_tokens: int) -> None:
+    """Raise `LayoutError` for a window of no tokens, and for tokens seen besides a window where there is none."""
+    if window is not None and window < 1:
+        raise LayoutError(f"sliding_window is {window}", expected="at least 1 token, a row's own, or none for all")
+    if sink_tokens < 0 or (sink_tokens and window is None):
+        raise LayoutError(
+            f"sink_tokens is {sink_tokens} with sliding_window {'none' if window is None else window}",
+            expected="0 or more, with a window besides which they are seen",
+        )
+
+
 @dataclass(frozen=True)
 class Capability:
     """One row of a family's `NEEDS`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import MAX_REPEATS, Rope, check_range
+from draftkit.layout.architecture import MAX_REPEATS, Rope, check_range, check_window
 from draftkit.layout.schema import Shape
 
 # Causal LMs whose tensors follow from the config without transformers: model_type → (bias on q/k/v, q_norm and k_norm).
@@ -37,9 +37,13 @@ class Decoder:
     full_attention_layers: tuple[int, ...] = setting(
         "The layers that attend to all tokens where the others have a window.", (), later=True
     )
+    sink_tokens: int = setting(
+        "The first tokens of a sequence to which layers with a window attend besides.", 0, later=True, unit="tokens"
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_hidden_layers")
+        check_window(self.sliding_window, self.sink_tokens)
         full = self.full_attention_layers
         sliding = set(range(self.num_hidden_layers)) - set(full)
         if full and (self.sliding_window is None or not sliding or list(full) != sorted(set(full)) or full[0] < 0):

@@ -15,7 +15,7 @@ from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.weights import check_mask_token, fill, load_weights
-from draftkit.targets.attention import KeyValues
+from draftkit.targets.attention import KeyValues, Sight, narrow
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import Target, load_target, own_model
 
@@ -54,6 +54,7 @@ def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> 
         draft.path, device=str(target.device), dtype=target.dtype, attention=attention, known=draft.kept(own_model)
     )
     _rotate(model, spec.config)
+    narrow(model, Sight(spec.sliding_window, spec.sink_tokens))
     if spec.head_ids is not None:
         _keep_rows(model, torch.tensor(spec.head_ids, device=target.device))
     return Target(model)

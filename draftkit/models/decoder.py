@@ -42,6 +42,7 @@ class DraftAttention(nn.Module):
         self.scaling = decoder.head_dim**-0.5
         self.value_scale = value_scale
         self.sliding_window = decoder.windows[index]
+        self.sink_tokens = decoder.sink_tokens if self.sliding_window is not None else 0
         self.num_key_value_groups = decoder.num_attention_heads // decoder.num_key_value_heads
         queries = decoder.num_attention_heads * decoder.head_dim
         keys = decoder.num_key_value_heads * decoder.head_dim
@@ -64,6 +65,8 @@ class DraftAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         if self.sliding_window is not None:
             attention["sliding_window"] = self.sliding_window
+        if self.sink_tokens:
+            attention["sink_tokens"] = self.sink_tokens
         if self.attention_sink_bias is not None:
             attention["s_aux"] = self.attention_sink_bias
         attention.setdefault("attention_mask", None)

@@ -24,7 +24,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import COPIES
 from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.models.weights import check_sizes, load_stored
-from draftkit.targets.attention import compresses
+from draftkit.targets.attention import Sight, compresses, narrow
 from draftkit.targets.finite import require_finite
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.recurrent import attends
@@ -49,6 +49,7 @@ class MtpModel(ChainModel):
             for head in self.heads:
                 for part in OUTER:
                     setattr(head, part, getattr(self.heads[0], part))
+        narrow(self, Sight(spec.sliding_window, spec.sink_tokens))
         self.embed_tokens: nn.Module | None = None
         self.lm_head: nn.Module | None = None
 
@@ -82,7 +83,8 @@ class MtpModel(ChainModel):
     @property
     def window(self) -> int | None:
         slides = (getattr(self.layer_config, "layer_types", None) or [""])[0] == "sliding_attention"
-        return self.layer_config.sliding_window if slides else None
+        windows = self.spec.sliding_window, self.layer_config.sliding_window if slides else None
+        return min((window for window in windows if window is not None), default=None)
 
     @property
     def target_ids(self) -> None:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.ops.slot_attention import Scoring
-from draftkit.targets.attention import required
+from draftkit.targets.attention import Sight, required, sight_of
 
 NAME = "draftkit"
 
@@ -33,6 +33,7 @@ def slot_attention(
     s_aux: Tensor | None = None,
     bidirectional: bool = False,
     anchored: bool = False,
+    sink_tokens: int = 0,
     indices: Tensor | None = None,
     **rest: object,
 ) -> tuple[Tensor, None]:
@@ -40,8 +41,8 @@ def slot_attention(
 
     `query` [B, N, T, D], `key` and `value` [B, G, T, D] of the new rows, rotated; `kv` is the keyword argument given
     to the model call. `softcap` bounds scores (Gemma 2), `s_aux` [N] are sink logits (gpt-oss). `bidirectional` and
-    `anchored` are those of `Scoring` (block drafters), and `indices` its `chosen` (DeepSeek-V3.2). The mask comes from
-    `kv`; flags in `rest` do not change scores. Returns [B, T, N, D].
+    `anchored` are those of `Scoring` (block drafters), as are `sink_tokens`, and `indices` its `chosen`
+    (DeepSeek-V3.2). The mask comes from `kv`; flags in `rest` do not change scores. Returns [B, T, N, D].
 
     Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
@@ -49,7 +50,8 @@ def slot_attention(
     query = _tempered(module, query, kv)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     chunk = chunk_of(module)
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, chunk, indices)
+    window, sink_tokens = sight_of(module, Sight(sliding_window, sink_tokens))
+    scoring = Scoring(scale, window, softcap, s_aux, bidirectional, anchored, chunk, indices, sink_tokens)
     return attend_slots(module, query, key, value, kv, scoring), None
 
 

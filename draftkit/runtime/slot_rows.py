@@ -38,12 +38,12 @@ class Branches(NamedTuple):
         """The places of the rows: int64 [B, T]."""
         return self.places[:, -self.visible.shape[1] :]
 
-    def seen(self, window: int | None, chunk: int | None) -> Tensor:
+    def seen(self, window: int | None, chunk: int | None, sink_tokens: int = 0) -> Tensor:
         """bool [B, T, M]: `visible` within a window and a chunk of places, as `SlotRows.bias` has them."""
         row, place = self.of_rows[:, :, None], self.places[:, None]
         seen = self.visible
         if window is not None:
-            seen = seen & (place > row - window)
+            seen = seen & ((place > row - window) | (place < sink_tokens))
         if chunk is not None:
             seen = seen & (place >= row // chunk * chunk)
         return seen
@@ -84,12 +84,13 @@ class SlotRows:
         """int64 [B, T]: the positions of the rows in the text."""
         return self.positions if self.branches is None else self.branches.of_rows
 
-    def seen(self, window: int | None, chunk: int | None) -> Tensor:
+    def seen(self, window: int | None, chunk: int | None, sink_tokens: int) -> Tensor:
         """`Branches.seen` as int8 [B, T, M], once for all layers of a forward."""
         assert self.branches is not None
-        if (window, chunk) not in self._seen:
-            self._seen[window, chunk] = self.branches.seen(window, chunk).to(torch.int8)
-        return self._seen[window, chunk]
+        key = window, chunk, sink_tokens
+        if key not in self._seen:
+            self._seen[key] = self.branches.seen(window, chunk, sink_tokens).to(torch.int8)
+        return self._seen[key]
 
     @cached_property
     def complete(self) -> bool:
@@ -128,25 +129,28 @@ class SlotRows:
         bidirectional: bool = False,
         anchored: bool = False,
         chunk: int | None = None,
+        sink_tokens: int = 0,
     ) -> Tensor:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
 
         0 where a row may look: at itself and at earlier positions, `window` of them in all, and where it is
         `bidirectional` at the sequence's later rows, as far ahead as back; −∞ elsewhere. `anchored`: the window of all
-        rows is that of the sequence's first, and bounds no later row. `chunk`: nothing before a row's own chunk of so
-        many positions. Rows that are not there may look anywhere; what they see is not used.
+        rows is that of the sequence's first, and bounds no later row. `sink_tokens`: so many at the sequence's
+        beginning are seen besides the window. `chunk`: nothing before a row's own chunk of so many positions. Rows that
+        are not there may look anywhere; what they see is not used.
         """
-        key = length, window, repeats, dtype, bidirectional, anchored, chunk
+        key = length, window, repeats, dtype, bidirectional, anchored, chunk, sink_tokens
         if key not in self._biases and self.branches is not None:
             assert (bidirectional, anchored) == (False, False), "a block has no branches"
-            hidden = self._hidden(self.branches, length, window, chunk).repeat(1, repeats, 1)[:, None]
+            hidden = self._hidden(self.branches, length, window, chunk, sink_tokens).repeat(1, repeats, 1)[:, None]
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
             hidden = index > (row.amax(2, keepdim=True).expand_as(row) if bidirectional else row)
             if window is not None:
-                hidden = hidden | (index <= (row[:, :, :1] if anchored else row) - window)
+                before = index <= (row[:, :, :1] if anchored else row) - window
+                hidden = hidden | (before & (index >= sink_tokens))
                 if bidirectional and not anchored:
                     hidden |= index >= row + window
             if chunk is not None:
@@ -156,19 +160,21 @@ class SlotRows:
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._biases[key]
 
-    def _hidden(self, branches: Branches, length: int, window: int | None, chunk: int | None) -> Tensor:
+    def _hidden(
+        self, branches: Branches, length: int, window: int | None, chunk: int | None, sink_tokens: int
+    ) -> Tensor:
         """bool [B, T, length]: what the rows of a tree do not see."""
         entry = torch.arange(length, device=self.slots.device)
         newest = entry - branches.first  # [B, length]
         row = branches.of_rows[:, :, None]
         seen = (newest < 0)[:, None].expand(-1, row.shape[1], -1)
         if window is not None:
-            seen = seen & (entry > row - window)
+            seen = seen & ((entry > row - window) | (entry < sink_tokens))
         if chunk is not None:
             seen = seen & (entry >= row // chunk * chunk)
         most = branches.places.shape[1]
         inside = (newest >= 0) & (newest < most)
-        among = branches.seen(window, chunk).take_along_dim(newest.clamp(0, most - 1)[:, None], 2)
+        among = branches.seen(window, chunk, sink_tokens).take_along_dim(newest.clamp(0, most - 1)[:, None], 2)
         hidden = ~(seen | (inside[:, None] & among))
         return hidden if self.complete else hidden & self.present[:, :, None]
 

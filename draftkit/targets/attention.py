@@ -6,7 +6,7 @@ B sequences, T rows, C entries of a slot cache, R and P widths of latents, W of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -48,6 +48,30 @@ class Masked(Protocol):
 
 
 Kept = TypeVar("Kept", bound=Masked)
+
+
+class Sight(NamedTuple):
+    """How far the rows of a layer look back: over `window` tokens, their own among them, None for all; and to the first
+    `sink_tokens` of their sequence besides."""
+
+    window: int | None = None
+    sink_tokens: int = 0
+
+
+def narrow(model: nn.Module, sight: Sight) -> None:
+    """Have the layers of a draft look back no further than `sight`; one that has a narrower window of its own keeps
+    that. For models whose layers know no such thing: attention functions ask `sight_of`."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            module.draft_sight = sight  # type: ignore[assignment]
+
+
+def sight_of(module: nn.Module, stated: Sight) -> Sight:
+    """How far the rows of an attention module look back that has `stated` as much to its attention function."""
+    sight: Sight | None = getattr(module, "draft_sight", None)
+    if sight is None or sight.window is None or (stated.window is not None and stated.window < sight.window):
+        return stated
+    return sight
 
 
 class Latents:

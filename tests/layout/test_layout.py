@@ -147,7 +147,11 @@ objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
 ropes = st.builds(Rope, base=reals, declared_base=st.none() | reals, scaling=st.none() | objects)
 sizes = st.integers(1, 1000)
 layer_ids = st.none() | st.sets(st.integers(0, 99), min_size=1).map(lambda ids: tuple(sorted(ids)))
-decoders = st.builds(Decoder, num_hidden_layers=sizes, rms_norm_eps=reals, rope=ropes)
+decoders = st.builds(
+    Decoder, num_hidden_layers=sizes, rms_norm_eps=reals, rope=ropes, sliding_window=st.none() | sizes
+) | st.builds(
+    Decoder, num_hidden_layers=sizes, rms_norm_eps=reals, rope=ropes, sliding_window=sizes, sink_tokens=sizes
+)  # fmt: skip
 eagles = st.builds(EagleSpec, decoder=decoders, target_hidden_size=sizes, aux_layer_ids=layer_ids, logit_scale=reals)
 features = st.builds(TargetFeatures, scale=reals)
 specs = st.builds(
@@ -158,6 +162,14 @@ specs = st.builds(
     | st.builds(MedusaSpec, num_heads=sizes, num_layers=sizes),
     dtype=st.sampled_from(["F64", "F32", "F16", "BF16"]),
 )
+
+
+@pytest.mark.parametrize(("window", "sink_tokens"), [(0, 0), (None, 4), (8, -1)])
+def test_a_window_of_nothing_and_first_tokens_without_a_window_are_refused(
+    window: int | None, sink_tokens: int
+) -> None:
+    with pytest.raises(LayoutError, match="sliding_window is 0" if window == 0 else f"sink_tokens is {sink_tokens}"):
+        with_decoder(EAGLE3, sliding_window=window, sink_tokens=sink_tokens)
 
 
 @examples(60)

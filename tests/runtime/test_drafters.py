@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
 from fixtures.checkpoints import pico
-from fixtures.engines.draft_references import H, K, Tensors, V, chain, llama, pard_reference
+from fixtures.engines.draft_references import H, K, Tensors, V, chain, llama, pard_reference, within
 from fixtures.engines.drafter_cases import (
     CASES,
     Case,
@@ -172,6 +172,18 @@ def check_proposals(case: Case, decoding: Decoding, *, rounds: int) -> None:
             torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
             best = expected.argmax(-1)
             assert proposal.tokens[row].tolist() == (best if case.ids is None else case.ids[best]).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft model", "PARD", "PARD-2", "EAGLE-1", "EAGLE-3", "P-EAGLE", "DFlash", "DSpark"])
+@pytest.mark.parametrize(("window", "sink_tokens"), [(4, 0), (3, 2)])
+def test_a_window_and_first_tokens_are_facts_of_every_draft_that_attends(
+    name: str, window: int, sink_tokens: int, load: Load
+) -> None:
+    facts = {"sliding_window": window, "sink_tokens": sink_tokens}
+    case = CASES[name](partial(load, facts=facts))
+    case = replace(case, reference=within(window, sink_tokens, case.reference))
+    check_proposals(case, started(case, 4), rounds=3)
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
+from draftkit.doctor.patient import changed
 from draftkit.errors import DraftkitError
+from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.requests import Request
@@ -40,16 +44,19 @@ def folder(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert_checkpoint(str(saved.folder), tmp_path_factory.mktemp("head") / "head", format="mtp")
 
 
-def loaded(saved: Saved, folder: Path) -> tuple[Target, Drafter]:
+def loaded(saved: Saved, folder: Path, **facts: object) -> tuple[Target, Drafter]:
     model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
-    drafter = load_drafter(read_draft(folder), model)
+    draft = read_draft(folder)
+    drafter = load_drafter(changed(draft, with_facts(draft.spec.architecture, **facts)), model)
     return Target(model, drafter.aux_layers), drafter
 
 
 @pytest.mark.slow
-def test_drafts_equal_the_reference_after_any_rejections(saved: Saved, folder: Path) -> None:
+@pytest.mark.parametrize("facts", [{}, {"sliding_window": 4, "sink_tokens": 2}], ids=["", "a window"])
+def test_drafts_equal_the_reference_after_any_rejections(saved: Saved, folder: Path, facts: dict[str, Any]) -> None:
     """The rounds of a text in which anything from one token to all were accepted."""
-    target, drafter = loaded(saved, folder)
+    target, drafter = loaded(saved, folder, **facts)
+    saved = replace(saved, **facts)
     torch.manual_seed(5)
     text = torch.randint(3, pico.VOCABULARY, (30,))
     captured = captured_states(target, text)

@@ -48,6 +48,7 @@ class Case:
     width: int = 16
     value_width: int | None = None
     window: int | None = None
+    sink_tokens: int = 0
     chunk: int | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -85,7 +86,14 @@ class Case:
             slots=slots.masked_fill(lengths == 0, -1),
             positions=positions,
             scoring=Scoring(
-                self.width**-0.5, self.window, self.softcap, sinks, self.bidirectional, self.anchored, self.chunk
+                self.width**-0.5,
+                self.window,
+                self.softcap,
+                sinks,
+                self.bidirectional,
+                self.anchored,
+                self.chunk,
+                sink_tokens=self.sink_tokens,
             ),
         )
         return batch.poisoned()
@@ -112,7 +120,7 @@ class Batch:
         sinks = self.scoring.sinks
         return Batch(**parts | {"scoring": self.scoring._replace(sinks=None if sinks is None else sinks.to(device))})
 
-    def seen(self) -> Iterator[tuple[int, int, int, slice]]:
+    def seen(self) -> Iterator[tuple[int, int, int, list[int]]]:
         """Sequence, row, slot and the entries that it sees, of the rows that are there."""
         for b, t in product(range(len(self.slots)), range(self.positions.shape[1])):
             slot, position, chunk = int(self.slots[b]), int(self.positions[b, t]), self.scoring.chunk
@@ -121,8 +129,10 @@ class Batch:
             begin = 0 if self.scoring.window is None else max(origin - self.scoring.window + 1, 0)
             if self.scoring.window is not None and not self.scoring.anchored:
                 last = min(last, position + self.scoring.window - 1)
+            first = 0 if chunk is None else position // chunk * chunk
             if slot >= 0 and position >= 0:
-                yield b, t, slot, slice(begin if chunk is None else max(begin, position // chunk * chunk), last + 1)
+                entries = range(first, last + 1)
+                yield b, t, slot, [entry for entry in entries if entry >= begin or entry < self.scoring.sink_tokens]
 
     def poisoned(self) -> Batch:
         """NaN in every entry that no row sees."""
@@ -185,6 +195,11 @@ KERNEL_CASES = [
     Case((7, 150), 150, rows=4, groups=2, window=3, bidirectional=True, dtype=torch.bfloat16),
     Case((9, 290), 290, rows=6, window=140, anchored=True),
     Case((12, 0, 20), 20, rows=4, window=5, bidirectional=True, anchored=True, padding=1),
+    # the first tokens besides a window: in a split of their own, beside it, and before rows that see them anyway
+    Case((3, 150, 300), 300, rows=3, ratio=2, window=40, sink_tokens=4),
+    Case((20, 290), 290, rows=2, window=9, sink_tokens=150, dtype=torch.bfloat16),
+    Case((7, 200), 200, rows=4, ratio=2, window=3, sink_tokens=2, bidirectional=True),
+    Case((9, 290), 290, rows=6, window=140, sink_tokens=5, anchored=True),
     Case((6, 150, 130), 150, rows=4, ratio=2, chunk=64),
     Case((3, 300), 300, rows=3, chunk=140, window=150, dtype=torch.bfloat16),
     Case((35, 150), 150, rows=3, ratio=5, width=72, value_width=64, latent=True),
@@ -218,6 +233,7 @@ def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
         value_width=value_width,
         latent=value_width is not None and draw(st.booleans()),
         window=draw(st.none() | st.integers(1, largest)),
+        sink_tokens=draw(st.just(0) | st.integers(1, largest)),
         chunk=draw(st.none() | st.integers(1, largest)),
         softcap=draw(st.none() | st.just(1.0)),
         sinks=draw(st.booleans()),
@@ -372,10 +388,12 @@ def test_nothing_waits_for_the_device() -> None:
 @pytest.mark.interpreter
 @pytest.mark.slow
 @pytest.mark.few(4)
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("window", "sink_tokens"), [(None, 0), (5, 0), (2, 9)])
 @pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize(("rows", "most"), [(5, 5), (3, 9), (17, 40)])
-def test_rows_of_a_tree_see_what_branches_say(rows: int, most: int, window: int | None, chunk: int | None) -> None:
+def test_rows_of_a_tree_see_what_branches_say(
+    rows: int, most: int, window: int | None, sink_tokens: int, chunk: int | None
+) -> None:
     """The rows of a whole tree, and those of its last level; entries that belong to no path hold anything finite."""
     generator = torch.Generator().manual_seed(rows)
     visible = torch.rand(3, rows, most, generator=generator) < 0.5
@@ -385,13 +403,14 @@ def test_rows_of_a_tree_see_what_branches_say(rows: int, most: int, window: int 
     slots, capacity = torch.tensor([2, 0, -1]), 360
     query = torch.randn(3, 4, rows, 16, generator=generator)
     keys, values = torch.randn(2, 3, 2, capacity, 16, generator=generator)
-    scoring = Scoring(0.25, window, chunk=chunk)
+    scoring = Scoring(0.25, window, chunk=chunk, sink_tokens=sink_tokens)
     wanted = torch.zeros(3, 4, rows, 16, dtype=torch.float64)
     for b, t in product(range(2), range(rows)):
         row = int(places[b, most - rows + t])
-        begin = max(0 if window is None else row - window + 1, 0 if chunk is None else row // chunk * chunk)
-        seen = [entry for entry in range(int(first[b])) if entry >= begin]
-        seen += [int(first[b]) + m for m in range(most) if visible[b, t, m] and places[b, m] >= begin]
+        near, own = 0 if window is None else row - window + 1, 0 if chunk is None else row // chunk * chunk
+        wide = {place for place in range(row + most) if place >= own and (place >= near or place < sink_tokens)}
+        seen = [entry for entry in range(int(first[b])) if entry in wide]
+        seen += [int(first[b]) + m for m in range(most) if visible[b, t, m] and int(places[b, m]) in wide]
         for head in range(4):
             own_keys, own_values = (pool[slots[b], head // 2, seen].double() for pool in (keys, values))
             weights = (own_keys @ query[b, head, t].double() * 0.25).softmax(0)

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import Architecture, Capability, ParallelDrafting
+from draftkit.layout.architecture import Architecture, Capability, ParallelDrafting, check_window
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema
@@ -60,8 +60,16 @@ class CausalLMSpec(Architecture):
     parallel: ParallelDrafting | None = field()
     target_features: TargetFeatures | None
     head_ids: tuple[int, ...] | None = setting("The tokens that it proposes, ascending; none for all.", None)
+    sliding_window: int | None = setting(
+        "The tokens that its layers attend to, a row's own among them, where they know no narrower window; none for "
+        "what they know.", None, later=True, unit="tokens"
+    )  # fmt: skip
+    sink_tokens: int = setting(
+        "The first tokens of a sequence to which such layers attend besides.", 0, later=True, unit="tokens"
+    )
 
     def __post_init__(self) -> None:
+        check_window(self.sliding_window, self.sink_tokens)
         ids = self.head_ids
         if ids is not None and (
             not ids or list(ids) != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < self.vocab_size
@@ -83,6 +91,11 @@ class CausalLMSpec(Architecture):
     @property
     def states_read(self) -> int:
         return 0 if self.target_features is None else len(self.target_features.layer_ids)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        layers = self.config.get("num_hidden_layers")
+        return (self.sliding_window,) * layers if self.sliding_window is not None and isinstance(layers, int) else ()
 
     @property
     def max_positions(self) -> int | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
+from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range, check_window
 from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
 from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
 from draftkit.layout.quantization import module_of, modules_with_scales
@@ -49,9 +49,17 @@ class MtpSpec(Architecture):
     feedback: Feedback = setting("Which state the next step reads: after the head's last norm or before.")
     zero_first_embedding: bool = setting("Whether the embedding beside the state of position 0 is zero.")
     modules: Modules = setting("The head of each draft step, of several: the next in turn, or always the first.")
+    sliding_window: int | None = setting(
+        "The tokens that its layers attend to, a row's own among them, where they know no narrower window; none for "
+        "what they know.", None, later=True, unit="tokens"
+    )  # fmt: skip
+    sink_tokens: int = setting(
+        "The first tokens of a sequence to which such layers attend besides.", 0, later=True, unit="tokens"
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_modules")
+        check_window(self.sliding_window, self.sink_tokens)
 
     @property
     def not_run(self) -> str | None:
@@ -70,6 +78,10 @@ class MtpSpec(Architecture):
     def modules_run(self) -> int:
         """How many of the modules draft: all where they take turns, else the first."""
         return self.num_modules if self.modules == "in_turn" else 1
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,) * self.num_modules
 
     @property
     def usual_tokens(self) -> int:

@@ -23,6 +23,7 @@ from draftkit.runtime.fusion.norms import FusedNorm, NormForm, gated, gated_refe
 from draftkit.runtime.fusion.packed_linear import Joint, own_parameters
 from draftkit.runtime.fusion.rotary import HeadNorms, normed_heads, rotate_joint, rotate_reference
 from draftkit.runtime.ops.slot_attention import Scoring
+from draftkit.targets.attention import Sight, sight_of
 
 SAMPLE = 3  # rows of random input
 QUERY_KEY_VALUE = "q_proj", "k_proj", "v_proj"
@@ -114,10 +115,11 @@ class FusedAttention:
         self._width, self._heads = module.head_dim, module.q_proj.out_features // module.head_dim
         self._projections = Joint([getattr(module, name) for name in QUERY_KEY_VALUE])
         self._scoring: Scoring | None = None  # where it tells nothing of itself that is not known
-        if form.stated.keys() <= {"scaling", "sliding_window"} | SAYS_NOTHING:
+        if form.stated.keys() <= {"scaling", "sliding_window", "sink_tokens"} | SAYS_NOTHING:
             scaling, window = form.stated.get("scaling"), form.stated.get("sliding_window")
             scale = module.head_dim**-0.5 if scaling is None else scaling
-            self._scoring = Scoring(scale, window, chunk=chunk_of(module))
+            sight = sight_of(module, Sight(window, form.stated.get("sink_tokens", 0)))
+            self._scoring = Scoring(scale, sight.window, chunk=chunk_of(module), sink_tokens=sight.sink_tokens)
 
     @classmethod
     def of(cls, module: Any, joints: Joints) -> FusedAttention | None:

@@ -31,12 +31,12 @@ _LOG2_E = math.log2(math.e)
 class Scoring(NamedTuple):
     """How scores follow from products of query and key.
 
-    `window`: a row sees itself and the `window` − 1 positions before, all where None. `softcap` bounds the scores by a
-    tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
-    `bidirectional`: a row sees the later rows of its sequence too, those of this forward, as far ahead as its window
-    goes back. `anchored`: the window of all rows is that of the sequence's first one, and bounds no later row. `chunk`:
-    positions are cut into chunks of so many, and a row sees nothing before its own (Llama 4). `chosen` int [B, T, …]:
-    the entries that each row sees, of those that it would see.
+    `window`: a row sees itself and the `window` − 1 positions before, all where None; and besides the sequence's first
+    `sink_tokens`. `softcap` bounds the scores by a tanh (Gemma 2). `sinks` [N] are one more score per head, which takes
+    weight and gives no value (gpt-oss). `bidirectional`: a row sees the later rows of its sequence too, those of this
+    forward, as far ahead as its window goes back. `anchored`: the window of all rows is that of the sequence's first
+    one, and bounds no later row. `chunk`: positions are cut into chunks of so many, and a row sees nothing before its
+    own (Llama 4). `chosen` int [B, T, …]: the entries that each row sees, of those that it would see.
     """
 
     scaling: float
@@ -47,6 +47,12 @@ class Scoring(NamedTuple):
     anchored: bool = False
     chunk: int | None = None
     chosen: Tensor | None = None
+    sink_tokens: int = 0
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None, int]:
+        """Window, chunk, and the tokens seen besides the window."""
+        return self.window, self.chunk, self.sink_tokens
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
@@ -107,6 +113,7 @@ def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring
         bidirectional=scoring.bidirectional,
         anchored=scoring.anchored,
         chunk=scoring.chunk,
+        sink_tokens=scoring.sink_tokens,
     )
     if scoring.chosen is None:
         return bias
@@ -140,7 +147,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
     masses = query.new_empty(batch, heads, count, splits, dtype=torch.float32)
     tree = _tree_of(rows, scoring)
-    arguments = rows.slots, *tree, capacity, fill, scoring.window, scoring.chunk, scoring.sinks, out, partial, masses
+    bounds = scoring.window, scoring.sink_tokens or None, scoring.chunk
+    arguments = rows.slots, *tree, capacity, fill, *bounds, scoring.sinks, out, partial, masses
     sizes = _sizes(query, keys, values)
     scale, cap = scoring.scaling * _LOG2_E, None
     if scoring.softcap is not None:
@@ -178,7 +186,7 @@ def _tree_of(rows: SlotRows, scoring: Scoring) -> tuple[Tensor, Tensor | None, T
     branches = rows.branches
     if branches is None:
         return rows.positions, None, None, 0
-    seen = rows.seen(scoring.window, scoring.chunk).contiguous()
+    seen = rows.seen(*scoring.bounds).contiguous()
     return branches.of_rows.contiguous(), branches.first.contiguous(), seen, seen.shape[2]
 
 
@@ -251,6 +259,7 @@ def _attention_kernel(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    sink_tokens: tl.tensor,
     chunk: tl.tensor,
     sinks: tl.tensor,
     out: tl.tensor,
@@ -296,7 +305,7 @@ def _attention_kernel(
     tiles = tl.num_programs(1) // (HEADS // GROUP)
     group = tl.program_id(1) // tiles
     sequence = tl.program_id(2).to(tl.int64)
-    first, end, size = _span(
+    first, begins, end, size = _span(
         slots,
         positions,
         roots,
@@ -304,6 +313,7 @@ def _attention_kernel(
         capacity,
         fill,
         window,
+        sink_tokens,
         chunk,
         sequence,
         ROWS,
@@ -312,7 +322,7 @@ def _attention_kernel(
         SHORTEST,
         LONGEST,
     )
-    splits = tl.cdiv(end - first, size)
+    splits = tl.cdiv(end - begins, size)
     if split >= tl.maximum(splits, 1):
         return
     m = tl.program_id(1) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -332,11 +342,13 @@ def _attention_kernel(
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    first += split * size
-    end = tl.minimum(first + size, end)
-    for begin in range(first, end, BLOCK_N):
+    start = begins + split * size
+    end = tl.minimum(start + size, end)
+    for begin in range(start, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         stored = n < end
+        if sink_tokens is not None:
+            n = tl.where(n < first, n - begins, n)  # the sequence's first ones come before those of the window
         k = tl.load(keys + n[:, None] * D + d, mask=stored[:, None] & (d < D), other=0)
         v = tl.load(values + n[:, None] * values_entry + e, mask=stored[:, None] & (e < E), other=0)
         if WIDEN:
@@ -355,11 +367,16 @@ def _attention_kernel(
             visible &= n <= position[:, None]
         if window is not None:
             if ANCHORED:
-                visible &= n > tl.load(positions + sequence * ROWS).to(tl.int32) - window
+                near = n[None, :] > tl.load(positions + sequence * ROWS).to(tl.int32) - window
             else:
-                visible &= n > position[:, None] - window
-                if BIDIRECTIONAL:
-                    visible &= n < position[:, None] + window
+                near = n[None, :] > position[:, None] - window
+            if sink_tokens is not None:
+                near |= (n < sink_tokens)[None, :]
+                if roots is not None:
+                    near |= (at >= 0)[None, :]
+            visible &= near
+            if BIDIRECTIONAL and not ANCHORED:
+                visible &= n < position[:, None] + window
         if chunk is not None:
             visible &= n >= position[:, None] // chunk * chunk
         scores = tl.where(visible, scores, -float("inf"))
@@ -395,6 +412,7 @@ def _join_kernel(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    sink_tokens: tl.tensor,
     chunk: tl.tensor,
     sinks: tl.tensor,
     out: tl.tensor,
@@ -417,7 +435,7 @@ def _join_kernel(
     row = index % ROWS
     head = index // ROWS % HEADS
     sequence = index // (ROWS * HEADS)
-    first, end, size = _span(
+    _, begins, end, size = _span(
         slots,
         positions,
         roots,
@@ -425,6 +443,7 @@ def _join_kernel(
         capacity,
         fill,
         window,
+        sink_tokens,
         chunk,
         sequence,
         ROWS,
@@ -433,7 +452,7 @@ def _join_kernel(
         SHORTEST,
         LONGEST,
     )
-    splits = tl.cdiv(end - first, size)
+    splits = tl.cdiv(end - begins, size)
     if splits <= 1:
         return
     e = tl.arange(0, BLOCK_E)
@@ -468,6 +487,7 @@ def _span(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    sink_tokens: tl.tensor,
     chunk: tl.tensor,
     sequence: tl.tensor,
     ROWS: tl.constexpr,
@@ -476,7 +496,8 @@ def _span(
     SHORTEST: tl.constexpr,
     LONGEST: tl.constexpr,
 ) -> Any:
-    """The first entry that a row of the sequence sees, the end of what they see, and how many go into one split."""
+    """The first entry that a row of the sequence sees in its window; where those that are read begin, if its first ones
+    came right before; the end of what the rows see; and how many go into one split."""
     row = tl.arange(0, BLOCK_ROWS)
     position = tl.load(positions + sequence * ROWS + row, mask=row < ROWS, other=-1).to(tl.int32)
     end = tl.max(position, axis=0) + 1
@@ -490,8 +511,13 @@ def _span(
         first = tl.minimum(tl.maximum(lowest - window + 1, 0), end)
     if chunk is not None:
         first = tl.maximum(first, tl.minimum(lowest // chunk * chunk, end))
-    size = tl.minimum(tl.maximum(tl.cdiv(end - first, fill), SHORTEST), LONGEST)
-    return first, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
+    begins = first
+    if sink_tokens is not None:
+        if roots is not None:  # a tree may have some of the first tokens
+            first = tl.minimum(first, tl.load(roots + sequence).to(tl.int32))
+        begins = first - tl.minimum(first, sink_tokens)
+    size = tl.minimum(tl.maximum(tl.cdiv(end - begins, fill), SHORTEST), LONGEST)
+    return first, begins, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
 
 
 @jit
