@@ -102,6 +102,8 @@ _log = logging.getLogger(__name__)
 CONFIG_FILE = "train.yaml"  # in every checkpoint, as the next file is
 INPUTS_FILE = "inputs.json"
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
+ROWS_PER_STEP = "rows_per_step"  # of all processes together: what a step learns from
+ACCUMULATION = "optimization.accumulation"
 # Settings that may change on the way: for how long, where and how fast the run computes, what it saves and says.
 FREE = frozenset({
     "out", "device", "keep", "save_every", "log_every", "report_to", "validation.every", "validation.keep",
@@ -117,11 +119,11 @@ def newest_checkpoint(out: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, processes: int) -> dict[str, object]:
-    """The weights, data and number of processes of a run, each under the name of the setting that names it, if one
-    does.
+def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, rows: int) -> dict[str, object]:
+    """The weights, data and batch of a run, each under the name of the setting that names it, if one does.
 
-    All of the target's weights are read. `draft`: the one that is gone on with. `processes`: how many train together.
+    All of the target's weights are read. `draft`: the one that is gone on with. `rows`: those of a step, of all
+    processes.
     """
     states, stored_sha256 = None, None
     if config.states:
@@ -135,41 +137,79 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, pr
         "data": file_sha256(Path(config.data)),
         "states": states,
         "validation.samples": file_sha256(Path(judges)) if judges else None,
-        "processes": processes,
+        ROWS_PER_STEP: rows,
     }
 
 
-def check_same_run(checkpoint: Path, config: TrainConfig, inputs: Mapping[str, object]) -> None:
-    """Raise `DraftkitError` that lists in what a run, with `inputs_of` it, is another than a checkpoint's."""
+def rows_of_process(checkpoint: Path | None, config: TrainConfig, processes: int) -> int:
+    """The rows that each of `processes` reads for a step: `optimization.accumulation` for a new run; for one that goes
+    on as it was begun, what keeps the rows of all processes together as many as they were.
+
+    Raises `DraftkitError` where these cannot be shared equally.
+    """
+    asked = config.optimization.accumulation
+    before = None if checkpoint is None else read_config(checkpoint / CONFIG_FILE, [], {})
+    rows = None if before is None else _inputs_before(checkpoint, before).get(ROWS_PER_STEP)
+    if before is None or not isinstance(rows, int) or rows == asked * processes:
+        return asked
+    if asked != before.optimization.accumulation:
+        return asked  # refused with what else is another
+    if rows % processes:
+        raise DraftkitError(
+            f"a step of the run has {rows} rows, which {processes} processes cannot share equally",
+            where=checkpoint,
+            expected=f"a number of processes that divides {rows}",
+            hint="go on with such a number, or train in another folder",
+        )
+    return rows // processes
+
+
+def _inputs_before(checkpoint: Path | None, config: TrainConfig) -> Mapping[str, object]:
+    """What a checkpoint says of its inputs; nothing where it is of an early release."""
+    if checkpoint is None or not (checkpoint / INPUTS_FILE).exists():
+        return {}
+    found = read_object(checkpoint / INPUTS_FILE)
+    processes = found.pop("processes", None)  # what earlier releases wrote instead
+    if isinstance(processes, int):
+        found[ROWS_PER_STEP] = processes * config.optimization.accumulation
+    return found
+
+
+def check_same_run(checkpoint: Path, config: TrainConfig, inputs: Mapping[str, object]) -> list[str]:
+    """Raise `DraftkitError` that lists in what a run, with `inputs_of` it, is another than a checkpoint's.
+
+    Returns the settings that have changed and may.
+    """
     before = read_config(checkpoint / CONFIG_FILE, [], {})
-    found: Mapping[str, object] = inputs
-    if (checkpoint / INPUTS_FILE).exists():
-        found = read_object(checkpoint / INPUTS_FILE)
-    else:
+    found = _inputs_before(checkpoint, before)
+    if not found:
         _log.warning("%s does not say which weights and data it is of: its settings alone are compared", checkpoint)
-    differing = [*_other_settings(before, config, found, inputs), *_too_short(checkpoint, config)]
+        found = inputs
+    free = FREE | {ACCUMULATION} if found.get(ROWS_PER_STEP) == inputs[ROWS_PER_STEP] else FREE
+    others = dict(_other_settings(before, config, found, inputs))
+    differing = [*(f"{name}: {said}" for name, said in others.items() if name not in free)]
+    differing += _too_short(checkpoint, config)
     if differing:
         raise DraftkitError(
             "the run was begun with other settings:" + "".join(f"\n    {line}" for line in differing),
             where=checkpoint,
             hint="give the same settings to go on with it, or train in another folder",
         )
+    return [f"{name} {said}" for name, said in others.items()]
 
 
 def _other_settings(
     before: TrainConfig, now: TrainConfig, found: Mapping[str, object], inputs: Mapping[str, object]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
+    """The settings and inputs that differ, by name, and how."""
     old, new = (
         {name: setting for name, setting in run.by_name().items() if setting not in ("", "None")}
         for run in (before, now)
     )
     for name in dict.fromkeys([*old, *new, *inputs]):
-        if name in inputs:
-            differs = found.get(name) != inputs[name]
-        else:
-            differs = name not in FREE and old.get(name) != new.get(name)
-        if differs:
-            yield f"{name}: {_said(old.get(name), found.get(name))}, now {_said(new.get(name), inputs.get(name))}"
+        is_setting = name not in inputs
+        if old.get(name) != new.get(name) if is_setting else found.get(name) != inputs[name]:
+            yield name, f"{_said(old.get(name), found.get(name))}, now {_said(new.get(name), inputs.get(name))}"
 
 
 def _too_short(checkpoint: Path, config: TrainConfig) -> Iterator[str]:

@@ -22,6 +22,7 @@ from draftkit.errors import DraftkitError
 from draftkit.hub.locate import Located
 from draftkit.layout.target import ADAPTER_PREFIX
 from draftkit.train.settings import LoraSettings
+from draftkit.train.sharding import state_of
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -88,20 +89,20 @@ def has_adapters(draft: nn.Module) -> bool:
 def merged_state(draft: nn.Module) -> dict[str, Tensor]:
     """The `state_dict` that the draft would have without adapters, their effect in its weights."""
     if not has_adapters(draft):
-        return draft.state_dict()
-    state = {name: tensor for name, tensor in draft.state_dict().items() if "lora_" not in name}
+        return state_of(draft)
+    state = {name: tensor for name, tensor in state_of(draft).items() if "lora_" not in name}
     for name, module in draft.named_modules():
         if isinstance(module, LoraLayer):
             merged = deepcopy(module)  # merging and taking back would round the weights
             merged.merge()
-            state[f"{name}.base_layer.weight"] = merged.get_base_layer().weight
+            state[f"{name}.base_layer.weight"] = merged.get_base_layer().get_parameter("weight")
     return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
 
 
 def save_adapter(draft: nn.Module, out: Path) -> None:
     """Write the adapter as `peft` does, into a new folder."""
     out.mkdir()
-    state = get_peft_model_state_dict(draft, adapter_name=ADAPTER)
+    state = get_peft_model_state_dict(draft, state_of(draft), adapter_name=ADAPTER)
     learned = {name: p for name, p in draft.named_parameters() if p.requires_grad and "lora_" not in name}
     tensors = {
         f"{ADAPTER_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from draftkit.data.regenerate import row_seed
@@ -36,6 +35,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import OnPolicy, Validation
+from draftkit.train.sharding import whole
 from draftkit.train.validation import simulate_rounds
 
 NUM_SLOTS = 32  # samples that are decoded together
@@ -185,13 +185,10 @@ def judging(recipe: Recipe) -> Iterator[None]:
     """A recipe in training, for a while whole on each device and without dropout."""
     was_training = recipe.training
     recipe.eval()
-    if isinstance(recipe, FSDPModule):
-        recipe.unshard()  # its forward would do so, but chains and tensors are methods of their own
     try:
-        yield
+        with whole(recipe):  # its forward would do so, but chains and tensors are methods of their own
+            yield
     finally:
-        if isinstance(recipe, FSDPModule):
-            recipe.reshard()
         recipe.train(was_training)
 
 

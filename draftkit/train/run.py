@@ -52,7 +52,7 @@ from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.on_policy import RejectionStage
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
-from draftkit.train.setup import ReadyRun, read_split, set_up
+from draftkit.train.setup import ReadyRun, read_split, rows_per_step, set_up
 from draftkit.train.skew import SaveDraft, Skew, measure_skew
 from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
@@ -123,8 +123,8 @@ def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> Stat
     stream = config.stream or StreamSettings()
     encoding = read_manifest(Path(config.states)).encoding if config.states else stream.encoding
     layers = set() if ready.recipe.aux_layers is None else {*ready.recipe.aux_layers.states} - {FINAL}
-    processes = max(ready.arguments.world_size, 1)
-    each_step = config.optimization.accumulation * processes
+    processes = ready.arguments.world_size
+    each_step = rows_per_step(ready.arguments)
     per_epoch = -(-len(ready.training) // each_step)
     steps = config.optimization.max_steps or math.ceil(config.optimization.epochs * per_epoch)
     judgments = 0 if ready.validating is None else max(steps // (config.validation.every or steps), 1)
@@ -175,6 +175,9 @@ def train_draft(
             ready.arguments.process_index == 0
         ):  # the process that writes; digests are taken now, as files may be replaced while it trains
             ready.inputs()
+        newest = newest_checkpoint(Path(config.out))
+        if newest is not None:
+            _load_checkpoint(newest, recipe=recipe)
         save = partial(_save_checkpoint, config=config, ready=ready)
         trainer = DraftTrainer(
             recipe,
@@ -186,7 +189,6 @@ def train_draft(
             if stream is None or config.stream is None
             else Prefetch(stream.announce, config.stream.ahead),
             save_draft=save,
-            load_draft=partial(_load_checkpoint, recipe=recipe),
             k=config.validation.k,
             mode=config.validation.mode,
             decode=_decoding(config, recipe, ready.target, ready.validating, save),
@@ -195,7 +197,6 @@ def train_draft(
         )
         if ready.validating is not None and trainer.is_world_process_zero():
             print(said_of_judges(len(ready.validating.numbers), len(ready.samples)), file=sys.stderr)
-        newest = newest_checkpoint(Path(config.out))
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
         trained = _finish(trainer, config, ready)
         if stream is not None and trained.draft is not None and trainer.is_world_process_zero():

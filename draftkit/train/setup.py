@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
@@ -34,6 +35,7 @@ from draftkit.train.checkpoint import (
     check_same_run,
     inputs_of,
     newest_checkpoint,
+    rows_of_process,
 )
 from draftkit.train.config import TrainConfig
 from draftkit.train.lora import add_adapters
@@ -95,10 +97,11 @@ def set_up(
         start = config.draft or recipe_class(config.recipe).starts_from
         started = draft or (OpenedDraft(start, opened, stack) if start else None)
         origin = None if started is None else started.draft
-        inputs = cache(partial(inputs_of, config, opened, origin, max(arguments.world_size, 1)))
         newest = newest_checkpoint(out)
+        arguments.gradient_accumulation_steps = rows_of_process(newest, config, arguments.world_size)
+        inputs = cache(partial(inputs_of, config, opened, origin, rows_per_step(arguments)))
         if newest is not None and arguments.process_index == 0:
-            check_same_run(newest, config, inputs())
+            print(said_of_resuming(newest, check_same_run(newest, config, inputs()), arguments), file=sys.stderr)
         dtype = dtype_named(config.target_dtype or None, device)
         model = load(opened, device=device, dtype=dtype)
         tune_for_cpu(model)
@@ -159,6 +162,18 @@ class OneDevice(TrainingArguments):
     def to_dict(self) -> dict[str, Any]:
         """The settings that the trackers of transformers record."""
         return super().to_dict() if self.told is None else dict(self.told)
+
+
+def rows_per_step(arguments: TrainingArguments) -> int:
+    """The rows of a step, of all processes together."""
+    return arguments.gradient_accumulation_steps * arguments.world_size
+
+
+def said_of_resuming(checkpoint: Path, changed: Sequence[str], arguments: TrainingArguments) -> str:
+    """From where a run goes on, and with what other settings."""
+    rows, processes = arguments.gradient_accumulation_steps, arguments.world_size
+    shared = f"; {processes} process{'' if processes == 1 else 'es'}, {rows} row{'' if rows == 1 else 's'} a step each"
+    return f"goes on from {checkpoint.name}{shared}" + "".join(f"\n  {line}" for line in changed)
 
 
 def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,9 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    set_seed,
 )
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
 from draftkit.data.samples import Sample
@@ -37,6 +40,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, Pace, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
+from draftkit.train.sharding import load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
 from draftkit.train.skew import SaveDraft, Skew, show_skew
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
@@ -51,7 +55,7 @@ class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
     `states_of` gives the target's states of a row, which `prefetch` announces where that helps; `save_draft` writes a
-    checkpoint's folder and `load_draft` goes on with one. `k` and `mode` are those of validation; `decode` decodes
+    checkpoint's folder. `k` and `mode` are those of validation; `decode` decodes
     held-out prompts for real beside it. `stage` finds the drafts that count more.
     """
 
@@ -65,7 +69,6 @@ class DraftTrainer(Trainer):
         states_of: StatesOf,
         prefetch: Prefetch | None,
         save_draft: SaveDraft,
-        load_draft: Callable[[Path], None],
         k: int,
         mode: Mode,
         decode: Callable[[], Skew] | None,
@@ -90,7 +93,6 @@ class DraftTrainer(Trainer):
         self._states_of = states_of
         self._prefetch = prefetch
         self._save_draft = save_draft
-        self._load_draft = load_draft
         self._k = k
         self._mode: Mode = mode
         self._decode = decode
@@ -116,7 +118,8 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        outcome: StepOutcome = model(self._training_batch(inputs))
+        with self.accelerator.autocast():  # what is sharded is not wrapped in it
+            outcome: StepOutcome = model(self._training_batch(inputs))
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
@@ -199,24 +202,24 @@ class DraftTrainer(Trainer):
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
         return prefixed
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Accelerate as it was launched; where that is with FSDP, it shards what is trained and nothing else."""
+        super().create_accelerator_and_postprocess()
+        if self.is_fsdp_enabled:
+            shard_trained_alone(self.accelerator.state.fsdp_plugin, self.model)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        if not self.args.should_save:
-            return
-        recipe = self.accelerator.unwrap_model(self.model)
-        if state_dict is None:
-            tensors = recipe.tensors()
-        else:
-            prefix = "draft."
-            own = {name.removeprefix(prefix): t for name, t in state_dict.items() if name.startswith(prefix)}
-            tensors = recipe.stored(own)
-        self._save_draft(Path(output_dir or self.args.output_dir), tensors)
+        if self.args.should_save:
+            recipe = self.accelerator.unwrap_model(self.model)
+            self._save_draft(Path(output_dir or self.args.output_dir), recipe.tensors())
 
     def save_checkpoint(self) -> None:
         """Save a checkpoint now, as after a step at which one is due."""
         self._save_checkpoint(self.model, trial=None)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        super().save_model(output_dir, _internal_call)
+        with whole(self.accelerator.unwrap_model(self.model)):
+            self._save(output_dir)
         self.accelerator.wait_for_everyone()  # the folder appears whole; what other processes add comes after it
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -237,8 +240,40 @@ class DraftTrainer(Trainer):
                 ) from error
             raise
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with the generators of this process; one that was not there gets its own by the step and its number,
+        instead of drawing again what the first step drew."""
+        alone, rank = self.args.world_size == 1, self.args.process_index
+        if checkpoint is None or Path(checkpoint, "rng_state.pth" if alone else f"rng_state_{rank}.pth").is_file():
+            super()._load_rng_state(checkpoint)
+        else:
+            set_seed(zlib.crc32(f"{self.args.seed} {self.state.global_step} {rank}".encode()))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()  # what marks the checkpoint as complete comes next
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self._load_draft(Path(resume_from_checkpoint))
+        """Nothing: the recipe went on with it before it was given here, and may be sharded by now."""
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """What one process writes, sharded or not, so that any number of processes can go on with it."""
+        if not self.is_fsdp_enabled:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        state = whole_optimizer(self.optimizer)
+        if self.args.should_save:
+            torch.save(state, Path(output_dir, OPTIMIZER_NAME))
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.is_fsdp_enabled or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        state, schedule = (
+            torch.load(Path(checkpoint, name), map_location="cpu", weights_only=True, mmap=True)
+            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+        )
+        load_whole_optimizer(self.optimizer, state)
+        self.lr_scheduler.load_state_dict(schedule)
 
 
 class WholeState(TrainerState):

@@ -17,7 +17,7 @@ from test_train import config, data, settings, target, weights, whole  # noqa: F
 
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.errors import DraftkitError
-from draftkit.train.checkpoint import FREE, INPUTS_FILE
+from draftkit.train.checkpoint import FREE, INPUTS_FILE, rows_of_process
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import check_run, train_draft
 from draftkit.train.settings import LoraSettings, OnPolicy, StreamSettings
@@ -122,11 +122,40 @@ def test_what_settings_name_has_to_be_the_same(
     assert [path.name for path in begun.iterdir()] == ["checkpoint-4"]
 
 
-def test_another_number_of_processes_is_refused(begun: Path, target: Path, data: Path) -> None:  # noqa: F811
+def by(rows: int, begun: Path) -> None:
+    """The checkpoint as if steps of the run had so many rows, of as many processes."""
     inputs = begun / "checkpoint-4" / INPUTS_FILE
-    inputs.write_text(json.dumps(json.loads(inputs.read_text()) | {"processes": 2}))
-    with pytest.raises(DraftkitError, match=r"other settings:\n    processes: 2, now 1\n"):
-        train_draft(config(target, data, begun), resume=True)
+    inputs.write_text(json.dumps(json.loads(inputs.read_text()) | {"rows_per_step": rows}))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_another_number_of_processes_keeps_the_rows_of_a_step(
+    early: bool,
+    begun: Path,
+    target: Path,  # noqa: F811
+    data: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One process goes on where two were, with the same settings or with the accumulation that this takes."""
+    by(2, begun)
+    if early:  # as earlier releases have written it
+        inputs = json.loads((begun / "checkpoint-4" / INPUTS_FILE).read_text())
+        del inputs["rows_per_step"]
+        (begun / "checkpoint-4" / INPUTS_FILE).write_text(json.dumps(inputs | {"processes": 2}))
+    check_run(config(target, data, begun), resume=True)
+    assert "goes on from checkpoint-4; 1 process, 2 rows a step each\n" in capsys.readouterr().err
+    check_run(config(target, data, begun, **{"optimization.accumulation": 2}), resume=True)
+    assert "\n  optimization.accumulation 1, now 2\n" in capsys.readouterr().err
+    with pytest.raises(DraftkitError, match=r"optimization.accumulation: 1, now 3\n    rows_per_step: 2, now 3\n"):
+        check_run(config(target, data, begun, **{"optimization.accumulation": 3}), resume=True)
+
+
+def test_rows_that_processes_cannot_share_are_refused(begun: Path, target: Path, data: Path) -> None:  # noqa: F811
+    by(3, begun)
+    given = config(target, data, begun)
+    assert rows_of_process(begun / "checkpoint-4", given, 3) == 1
+    with pytest.raises(DraftkitError, match="a step of the run has 3 rows, which 2 processes cannot share equally"):
+        rows_of_process(begun / "checkpoint-4", given, 2)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from draftkit.data.samples import Sample
@@ -135,7 +136,9 @@ class Recipe(nn.Module, ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint, by their names in the unified layout."""
-        return self.stored(merged_state(self.draft))
+        found = self.stored(merged_state(self.draft))
+        sharded = isinstance(self, FSDPModule)  # what is whole for a while does not stay
+        return {name: tensor.clone() for name, tensor in found.items()} if sharded else found
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The part of the draft's `state_dict` that belongs to it and not to the target."""
