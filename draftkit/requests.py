@@ -16,7 +16,7 @@ EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
 
 DraftSamplingMode = Literal["auto", "greedy", "probabilistic"]
 Verification = Literal["rejection", "block", "coupled", "synthetic"]
-Turns = Literal["first", "all"]  # of a prompt with several
+Turns = Literal["first", "all", "recorded"]  # of a prompt with several
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,10 @@ LimitOption = Annotated[
 NewTokensOption = Annotated[int, typer.Option(rich_help_panel=PROMPTS, help="Tokens to generate per prompt, at most.")]
 ContextOption = Annotated[
     str | None,
-    typer.Option(rich_help_panel=PROMPTS, help="Pad prompts to as many tokens with text of the set, as 1k,4k,16k."),
+    typer.Option(
+        rich_help_panel=PROMPTS,
+        help="Put other text of the set before each prompt, up to as many tokens, as 1k,4k,16k.",
+    ),
 ]
 ConcurrenciesOption = Annotated[
     str, typer.Option(rich_help_panel=MACHINE, help="Sequences decoded together, as 1 or 1,8,100.")

@@ -50,11 +50,30 @@ def read_request_logs(source: Path, own: Container[str] = (), left_out: LeftOutR
         row = replace(row, id=id, category=category_of(row))
         messages = shaped.get("messages")
         if isinstance(model, str) and model in own and answer is not None and isinstance(messages, list):
-            whole = shaped | {"messages": [*messages, {**answer, "role": "assistant"}]}
-            if (answered := read(whole, where)) is not None:
+            if (answered := read(as_row(record, where), where)) is not None:
                 yield Logged(replace(row, content=answered.content), True)
         else:
             yield Logged(row, False)
+
+
+def as_row(record: Mapping[str, object], where: str) -> dict[str, object]:
+    """A record in a shape of rows: of a log the request, with the answer as the last of its messages; others as they
+    are. Raises `FormatError`."""
+    if not _is_logged(record):
+        return dict(record)
+    shaped, _, answer = _request(record, where)
+    messages = shaped.get("messages")
+    if answer is None or not isinstance(messages, list):
+        return shaped
+    return shaped | {"messages": [*messages, {**answer, "role": "assistant"}]}
+
+
+def _is_logged(record: Mapping[str, object]) -> bool:
+    """Whether a record is a request to a server, with what it answered; rows have answers and choices that are text."""
+    choices = record.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    answered = isinstance(first, dict) and ("message" in first or "text" in first)
+    return answered or any(isinstance(record.get(key), dict) for key in ("request", "response", "body"))
 
 
 def _request(record: Mapping[str, object], where: str) -> tuple[dict[str, object], object, Mapping[str, object] | None]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLES = 3  # generations that are kept token by token
+SHORT = 256  # tokens of a prompt, below which all are of one class
 
 
 def cell_of(
@@ -151,6 +152,7 @@ def _of_prompts(
             thinks=bool(THOUGHT.search(text)) if text else None,
             accepted_per_pos=(answer.drafts.num_accepted_tokens_per_pos or None) if positions else None,
             drafts=answer.drafts.num_drafts if answer.skipped else None,
+            prompt_tokens=(run.prompt_tokens[number] or None) if run.prompt_tokens else None,
         )
         if plain is not None:
             tokens, seconds = plain.answers[number].num_tokens, plain.latencies[number]
@@ -259,7 +261,7 @@ def with_slices(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> 
     if not kinds or cell.by_prompt is None:
         return cell
     labels = [*labels_of(cell, prompts, kinds).values()]
-    found = [_slice(name, cell.by_prompt, labels) for name in sorted({*chain.from_iterable(labels)})]
+    found = [_slice(name, cell.by_prompt, labels) for name in sorted({*chain.from_iterable(labels)}, key=_in_order)]
     return replace(cell, slices=tuple(found))
 
 
@@ -275,8 +277,22 @@ def _labels(record: PromptRecord, prompt: Prompt, kinds: Sequence[str]) -> list[
         "thinking": None if record.thinks is None else _yes(record.thinks),
         "tools": _yes(prompt.tools),
         "category": prompt.category,
+        "length": None if record.prompt_tokens is None else _size_class(record.prompt_tokens),
     }
     return [f"{kind}={values[kind]}" for kind in kinds if values[kind] is not None]
+
+
+def _size_class(tokens: int) -> str:
+    """The stretch of lengths that a prompt of so many tokens is in, each twice as long as the one before."""
+    begin = 1 << tokens.bit_length() - 1
+    return f"0–{SHORT - 1}" if begin < SHORT else f"{begin}–{2 * begin - 1}"
+
+
+def _in_order(name: str) -> tuple[str, int, str]:
+    """What sorts slices by their names, those of lengths by their sizes."""
+    kind, _, value = name.partition("=")
+    begin = value.partition("–")[0]
+    return kind, int(begin) if begin.isdecimal() else 0, value
 
 
 def _yes(value: bool) -> str:

@@ -16,6 +16,7 @@ from draftkit.engines.known import measured_by
 from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, SettingError, command
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
+from draftkit.evaluate.contexts import REFERENCE
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.job import Job, seen_by
 from draftkit.evaluate.job import asked as asked_of
@@ -28,6 +29,7 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
+from draftkit.results.contexts import falls, with_shifts
 from draftkit.results.record import Result, ResultWarning, SpeedModel
 from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
@@ -124,6 +126,8 @@ def evaluate_draft(
                 warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
             else:
                 warned += _of_a_server(cell, sweep.first, drafts)
+        cells = with_shifts(cells)
+        warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []
         for engine in running:
             if predict:
@@ -172,6 +176,15 @@ def _of_prompts(job: Job) -> list[Finding]:
     turns = [len(prompt.turns) for prompt in prompts.prompts]
     seen = Asked(prompts.source, turns, prompts.masked, first, begins, prompts.left_out)
     return list(findings(Evidence(asked=seen, settings=job.sweep.first), "measurement"))
+
+
+def _borrowed(job: Job) -> Iterator[Finding]:
+    """A note where the set had too little text to fill its contexts."""
+    if job.sweep.largest.context and job.filler is not None and job.filler.borrowed:
+        said = (
+            f"of up to {job.filler.borrowed:,} tokens of context are {REFERENCE}: the set has no more text of its own"
+        )
+        yield Finding("borrowed-context", "note", said)
 
 
 def _provenance(engine: BaseEngine, job: Job) -> dict[str, object]:

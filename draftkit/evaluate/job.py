@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.layout.digest import draft_sha256, target_sha256
@@ -56,7 +57,13 @@ class Job:
 
     @cached_property
     def prompts(self) -> PromptSet:
-        return load_prompt_set(self.sweep.first.prompts, self.sweep.first.limit, strict=self.sweep.first.strict)
+        first = self.sweep.first
+        return load_prompt_set(first.prompts, first.limit, strict=first.strict, recorded=first.turns == "recorded")
+
+    @cached_property
+    def filler(self) -> Filler | None:
+        """What fills the contexts of all cells; None without a tokenizer."""
+        return None if self.tokenizer is None else Filler(self.prompts.conversations, self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -75,7 +82,7 @@ class Job:
         return {source: opened.draft for source, opened in self.opened.items()}
 
     def conversations(self, settings: Settings) -> Conversations:
-        return Conversations(self.prompts.prompts, self.tokenizer, settings)
+        return Conversations(self.prompts.prompts, self.tokenizer, settings, filler=self.filler)
 
     def seen(self, record: T) -> T:
         """A heading or a cell with the content of prompts and template, which every engine is sent."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, cycle, islice
+from itertools import accumulate
 from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.prompts import ChatMessage, Prompt, encode_messages
 from draftkit.requests import Request
 from draftkit.results.cell import Interval, PromptRecord
@@ -31,9 +32,9 @@ class Run:
     """The answers of an engine to requests, in their order, and how many seconds they took together.
 
     `counted`: the engine's counters over the run; None without a draft, and where it has none. `concerns`: what may be
-    wrong with the figures. `generations`: the record of every round, of an engine that keeps it. `ids` and
-    `categories`: those of the prompts, once the run is one of conversations. `mean_latencies`: the seconds of each
-    answer, where they are the mean of several passes.
+    wrong with the figures. `generations`: the record of every round, of an engine that keeps it. `ids`, `categories`
+    and `prompt_tokens`: those of the prompts, once the run is one of conversations. `mean_latencies`: the seconds of
+    each answer, where they are the mean of several passes.
     """
 
     answers: tuple[Answer, ...]
@@ -45,6 +46,7 @@ class Run:
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     mean_latencies: tuple[float | None, ...] = ()
+    prompt_tokens: tuple[int, ...] = ()
 
     @classmethod
     def joined(cls, passes: Sequence[Sequence[Run]]) -> Run:
@@ -62,6 +64,7 @@ class Run:
             tuple(prompt for run in first for prompt in run.ids),
             tuple(category for run in first for category in run.categories),
             tuple(map(_mean, zip(*latencies, strict=True))),
+            tuple(tokens for run in first for tokens in run.prompt_tokens),
         )
 
     @property
@@ -125,6 +128,7 @@ class Conversations:
     """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers.
 
     Without a `tokenizer` requests are messages, which a server renders. Raises `DraftkitError` for what needs one.
+    `filler`: of contexts; by default, with the texts of these prompts.
     """
 
     def __init__(
@@ -135,12 +139,14 @@ class Conversations:
         *,
         first: int = 0,
         of: Conversations | None = None,
+        filler: Filler | None = None,
     ):
         self.prompts = prompts
+        self._filler = filler
         self._first, self._whole = first, of or self  # of a block: where it begins, in what
         self.tokenizer = tokenizer
         self.settings = settings
-        self.turns = 1 if settings.turns == "first" else max(len(prompt.turns) for prompt in prompts)
+        self.turns = 1 if settings.turns != "all" else max(len(prompt.turns) for prompt in prompts)
 
     @property
     def blocks(self) -> list[Conversations]:
@@ -162,13 +168,13 @@ class Conversations:
         if self._whole is not self:  # which has them: nothing is tokenized in a run that is timed
             return self._whole.first_requests[self._first : self._first + len(self.prompts)]
         return [
-            self._request(number, [*prompt.opening, _user(said)], 0)
+            self._request(number, prompt.asked(said), 0)
             for number, (prompt, said) in enumerate(zip(self.prompts, self.first_turns, strict=True))
         ]
 
     @cached_property
     def first_turns(self) -> list[str]:
-        """The first turn of each conversation, behind text of the other prompts where a context is to be filled."""
+        """The first turn of each conversation, behind other text of the set where a context is to be filled."""
         if self._whole is not self:
             return self._whole.first_turns[self._first : self._first + len(self.prompts)]
         texts = [prompt.text for prompt in self.prompts]
@@ -176,9 +182,11 @@ class Conversations:
             return texts
         if self.tokenizer is None:
             raise DraftkitError("a context is filled token by token", hint="pass --target, for the target's tokenizer")
-        own = [len(self._ids(prompt, [*prompt.opening, _user(prompt.text)])) for prompt in self.prompts]
-        before = paddings(texts, [self.settings.context - tokens for tokens in own], self.tokenizer)
-        return [padding + text for padding, text in zip(before, texts, strict=True)]
+        filler = self._filler or Filler({p.text: "\n\n".join(p.turns) for p in self.prompts}, self.tokenizer)
+        own = [len(self._ids(prompt, prompt.asked(prompt.text))) for prompt in self.prompts]
+        return [
+            filler.before(text, self.settings.context - tokens) + text for text, tokens in zip(texts, own, strict=True)
+        ]
 
     @cached_property
     def extents(self) -> list[tuple[str, int, int]]:
@@ -201,13 +209,12 @@ class Conversations:
 
     def hold(self, lane: Lane) -> Run:
         """Run all conversations through a lane, turn by turn; the run of all together."""
-        histories = [prompt.opening for prompt in self.prompts]
+        histories = [prompt.asked(said) for prompt, said in zip(self.prompts, self.first_turns, strict=True)]
         runs = []
         for turn in range(self.turns):
             asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
-            for number in asked:
-                said = self.prompts[number].turns[turn] if turn else self.first_turns[number]
-                histories[number].append(_user(said))
+            for number in asked if turn else ():
+                histories[number].append(_user(self.prompts[number].turns[turn]))
             requests = self.first_requests
             if turn:
                 requests = [self._request(number, histories[number], turn) for number in asked]
@@ -215,7 +222,8 @@ class Conversations:
             for number, answer in zip(asked, run.answers if turn + 1 < self.turns else (), strict=False):
                 histories[number].append({"role": "assistant", "content": self._said(answer)})
             categories = tuple(self.prompts[number].category for number in asked)
-            runs.append(replace(run, ids=tuple(request.id for request in requests), categories=categories))
+            ids, sizes = zip(*((request.id, len(request.prompt)) for request in requests), strict=True)
+            runs.append(replace(run, ids=ids, categories=categories, prompt_tokens=sizes))
         return Run.joined([runs])
 
     def _request(self, number: int, messages: Sequence[ChatMessage], turn: int) -> Request:
@@ -235,7 +243,13 @@ class Conversations:
                 where=settings.prompts,
                 hint="pass --target, a folder or Hub id with the target's tokenizer",
             )
-        said = tuple((message["role"], message["content"]) for message in messages)
+        if prompt.recorded and prompt.tools:
+            raise DraftkitError(
+                "recorded calls of tools are sent as token ids",
+                where=settings.prompts,
+                hint="pass --target, a folder or Hub id with the target's tokenizer",
+            )
+        said = tuple((message["role"], str(message["content"] or "")) for message in messages)
         return replace(request, messages=said, thinking=settings.thinking)
 
     def _said(self, answer: Answer) -> str:
@@ -252,7 +266,7 @@ class Conversations:
     def _ids(self, prompt: Prompt, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         assert self.tokenizer is not None
         template = False if self.settings.template is None and prompt.plain else self.settings.template
-        return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
+        return encode_messages(messages, self.tokenizer, self.settings.thinking, template, prompt.schemas)
 
 
 def _user(text: str) -> ChatMessage:
@@ -262,20 +276,6 @@ def _user(text: str) -> ChatMessage:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
-
-
-def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """For each text, a padding of about so many tokens out of the other texts, beginning with the next one.
-
-    They are repeated where they are too short. A single text is padded with itself."""
-    from draftkit.targets.chat import token_ids  # needs transformers, as the tokenizer does
-
-    ids = [token_ids(tokenizer, f"{text}\n\n", special=False) for text in texts]
-    others = ([*ids[number + 1 :], *ids[:number]] or ids for number in range(len(texts)))
-    return [
-        str(tokenizer.decode(list(islice(chain.from_iterable(cycle(around)), max(wanted, 0)))))
-        for around, wanted in zip(others, tokens, strict=True)
-    ]
 
 
 NARROW = 0.05  # how well, as a share of itself, the ratio of the paces is to be known

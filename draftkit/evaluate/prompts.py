@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from draftkit import zoo
 from draftkit.data.categories import category_of
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, strict_rows, undecoded
+from draftkit.data.request_logs import as_row
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, Message, read_file, strict_rows, undecoded
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import keep_token
 from draftkit.io.records import did_you_mean
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ChatMessage = dict[str, str]
+ChatMessage = dict[str, Any]
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -38,7 +39,8 @@ PlacedRows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and th
 class Prompt:
     """One question: an id, a category for grouping, and the user's turns. `plain`: a text to go on with as it is, to
     which no chat template belongs. `system`: the system message, where there is one. `tools`: whether the row has some,
-    or calls them."""
+    or calls them. `said`: all that its row says, recorded answers included. `recorded`: the messages that a row has
+    before one of its answers, which is asked for anew after them as they are; `schemas`: the tools it may call."""
 
     id: str
     category: str
@@ -46,6 +48,9 @@ class Prompt:
     plain: bool = False
     system: str = ""
     tools: bool = False
+    said: str = field(default="", compare=False)
+    recorded: tuple[Message, ...] = ()
+    schemas: tuple[object, ...] | None = None
 
     @property
     def opening(self) -> list[ChatMessage]:
@@ -56,6 +61,14 @@ class Prompt:
     def text(self) -> str:
         """The text of the first turn."""
         return self.turns[0]
+
+    def asked(self, said: str) -> list[ChatMessage]:
+        """The messages of the first request: what is recorded, or else the opening, and what the user has `said`."""
+        return (
+            [dict(message) for message in self.recorded]
+            if self.recorded
+            else [*self.opening, {"role": "user", "content": said}]
+        )
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
@@ -71,7 +84,7 @@ def encode_prompt(
 ) -> tuple[int, ...]:
     """The ids the target sees of the first turn, as `encode_messages` makes them."""
     template = False if template is None and prompt.plain else template
-    return encode_messages([*prompt.opening, {"role": "user", "content": prompt.text}], tokenizer, thinking, template)
+    return encode_messages(prompt.asked(prompt.text), tokenizer, thinking, template, prompt.schemas)
 
 
 def encode_messages(
@@ -79,12 +92,13 @@ def encode_messages(
     tokenizer: PreTrainedTokenizerBase,
     thinking: bool | None = None,
     template: bool | None = None,
+    schemas: Sequence[object] | None = None,
 ) -> tuple[int, ...]:
     """The ids of a conversation that the target is to go on with: the chat template applied once where there is one,
     else the texts line by line. `template` False takes the texts anyway, True raises `TargetError` where there is none.
 
     A template writes the beginning-of-sequence token itself, so the rendered text is not tokenized a second time.
-    `thinking` is the template's `enable_thinking`; None leaves it to the template.
+    `thinking` is the template's `enable_thinking`; None leaves it to the template. `schemas`: of tools, for a template.
     """
     from draftkit.targets.chat import TemplateRejection, render, token_ids  # needs transformers, as the tokenizer does
 
@@ -93,13 +107,15 @@ def encode_messages(
             "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave out template=true"
         )
     if tokenizer.chat_template is None or template is False:
-        return tuple(token_ids(tokenizer, "\n".join(message["content"] for message in messages)))
-    settings = {} if thinking is None else {"enable_thinking": thinking}
+        return tuple(token_ids(tokenizer, "\n".join(str(message["content"] or "") for message in messages)))
+    settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    if schemas:
+        settings["tools"] = list(schemas)
     try:
         text = render(tokenizer, messages, add_generation_prompt=True, **settings)
     except TemplateRejection as rejection:
         raise TargetError(
-            f"the chat template does not take the prompt {messages[-1]['content'][:60]!r}: {rejection}",
+            f"the chat template does not take the prompt {str(messages[-1]['content'])[:60]!r}: {rejection}",
             where=tokenizer.name_or_path,
         ) from rejection
     return tuple(token_ids(tokenizer, text, special=False))
@@ -108,7 +124,8 @@ def encode_messages(
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts and where they are from. `masked`: how many rows of the source had no text of their own. `left_out`:
-    those with more than text."""
+    those with more than text. `conversations`: of every row, also those that a limit leaves out, the first turn → all
+    that it says."""
 
     name: str
     source: str
@@ -117,12 +134,16 @@ class PromptSet:
     prompts: list[Prompt]
     masked: int = 0
     left_out: LeftOutRows = field(default_factory=LeftOutRows)
+    conversations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
         """The digest of the texts, by which two runs are known to have asked the same."""
-        asked = [[*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening] for prompt in self.prompts]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        asked = [
+            [*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening, *prompt.recorded]
+            for prompt in self.prompts
+        ]
+        return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -135,13 +156,17 @@ class _Columns:
     template: str = "{}"
 
 
-def load_prompt_set(source: str, limit: int | None = None, *, strict: bool = False) -> PromptSet:
+def load_prompt_set(
+    source: str, limit: int | None = None, *, strict: bool = False, recorded: bool = False
+) -> PromptSet:
     """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
 
     A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
     that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that are
-    not text are left out, and refused if `strict`. Raises `SourceError` and `FormatError` naming file and line.
+    not text are left out, and refused if `strict`. `recorded`: each answer that a row holds is a prompt, of all that
+    comes before it. Logs of requests to a server are rows too. Raises `SourceError` and `FormatError` naming file and
+    line.
     """
     described = registry().get(source)
     path = zoo.prompts_path() if source == BUNDLED else Path(source)
@@ -160,15 +185,20 @@ def load_prompt_set(source: str, limit: int | None = None, *, strict: bool = Fal
         rows, revision = _published({"hub": where, "revision": revision or None})
     left_out = LeftOutRows()
     with strict_rows() if strict else nullcontext():
-        read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
-    parsed = [prompt for prompt in read if prompt is not None]
+        parsed = [
+            prompt
+            for number, (at, row) in enumerate(rows, start=1)
+            for prompt in _prompts(row, columns, at, number, left_out, recorded=recorded)
+        ]
     prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
     if not prompts:
-        raise FormatError("the set holds no prompts" + (f": {left_out}" if left_out.rows else ""), where=where)
+        what = "answers, which turns=recorded asks for anew" if recorded else "prompts"
+        raise FormatError(f"the set holds no {what}" + (f": {left_out}" if left_out.rows else ""), where=where)
     masked = len(parsed) - len(prompts)
+    conversations = {prompt.text: prompt.said for prompt in prompts}
     if limit is not None and limit < len(prompts):
         prompts = [prompts[index * len(prompts) // limit] for index in range(limit)]
-    return PromptSet(source, where, revision, split, prompts, masked, left_out)
+    return PromptSet(source, where, revision, split, prompts, masked, left_out, conversations)
 
 
 @cache
@@ -220,12 +250,16 @@ def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
     return rows, revision
 
 
-def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOutRows) -> Prompt | None:
-    """The prompt of a row; None for one that is left out."""
+def _prompts(
+    row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOutRows, *, recorded: bool
+) -> Sequence[Prompt]:
+    """The prompts of a row: one, or one for each recorded answer; none of a row that is left out."""
+    conversation = None
     if columns.prompt is None:
-        parsed = left_out.read(dict(row), where)
+        parsed = left_out.read(as_row(row, where), where)
         if parsed is None:
-            return None
+            return ()
+        conversation = parsed.content if isinstance(parsed.content, Conversation) else None
         turns, plain, system = _turns(parsed.content)
         tools = category_of(parsed).endswith("tools=yes")
     else:
@@ -236,7 +270,7 @@ def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, 
     known = (row.get(columns.id),) if columns.id else (row.get("question_id"), row.get("id"))
     own = next((value for value in known if value is not None), number)
     category = row.get(columns.category or "category")
-    return Prompt(
+    prompt = Prompt(
         str(own),
         "all" if category is None else str(category),
         tuple(columns.template.replace("{}", str(turn)) for turn in turns),
@@ -244,6 +278,30 @@ def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, 
         system,
         tools,
     )
+    prompt = replace(prompt, said=_said(prompt, conversation))
+    return _replayed(prompt, conversation) if recorded else (prompt,)
+
+
+def _said(prompt: Prompt, conversation: Conversation | None) -> str:
+    """All that a row says, but for its system message."""
+    if conversation is None:
+        return "\n\n".join(prompt.turns)
+    spoken = (message["content"] for message in conversation.messages if message["role"] != "system")
+    return "\n\n".join(str(text) for text in spoken if text)
+
+
+def _replayed(prompt: Prompt, conversation: Conversation | None) -> list[Prompt]:
+    """A prompt for each answer of a conversation that something was said before, in their order."""
+    found: list[Prompt] = []
+    messages = () if conversation is None else conversation.messages
+    for at, message in enumerate(messages):
+        before = messages[:at]
+        if message["role"] == "assistant" and any(said["role"] not in ("system", "assistant") for said in before):
+            asked = str(before[-1]["content"] or prompt.text)
+            schemas = None if conversation is None else conversation.tools
+            turn = replace(prompt, id=f"{prompt.id}/{len(found) + 1}", turns=(asked,), recorded=before, schemas=schemas)
+            found.append(turn)
+    return found
 
 
 def _turns(content: object) -> tuple[Sequence[object], bool, str]:

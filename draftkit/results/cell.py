@@ -112,7 +112,7 @@ class PromptRecord:
     `drafts`: the rounds that had a draft, there where not all of them did. `seconds`: from its start to its last token,
     the mean of all passes; None where the engine does not say. What begins with `plain` is of plain decoding. `thinks`:
     whether the answer thinks aloud, where that was looked for. `accepted_per_pos`: in how many rounds the draft token
-    at each position was accepted, where slices were asked for.
+    at each position was accepted, where slices were asked for. `prompt_tokens`: of the prompt, where it was tokenized.
     """
 
     id: str
@@ -125,6 +125,7 @@ class PromptRecord:
     thinks: bool | None = field(default=None, metadata=OPTIONAL)
     drafts: int | None = field(default=None, metadata=OPTIONAL)
     accepted_per_pos: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
+    prompt_tokens: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -328,6 +329,7 @@ class Cell(Heading, Shown):
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
     from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
+    `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -374,6 +376,7 @@ class Cell(Heading, Shown):
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
+    over_context: Interval | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()

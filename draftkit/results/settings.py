@@ -19,7 +19,7 @@ from draftkit.requests import (
 )
 from draftkit.runtime.tree_kinds import EXAMPLES, DraftTree, read_tree
 
-SLICES = ("language", "thinking", "tools", "category")
+SLICES = ("language", "thinking", "tools", "category", "length")
 CERTIFIED = ("rejection", "block")  # the kinds of verification whose output a certificate can judge
 
 
@@ -72,12 +72,18 @@ class Settings:
     strict: bool = setting(
         "Refuse prompts with images or other parts that are not text; else they are left out and counted.", False
     )
-    turns: Turns = setting("Of prompts with several: the first, or all, each after the target's own answers.", "first")
+    turns: Turns = setting(
+        "Of prompts with several: the first; all, each after the target's own answers; or each answer that is "
+        "recorded, as an agent's, asked for anew after all that its row has before it.",
+        "first",
+    )
     thinking: bool | None = setting("The chat template's enable_thinking; default: its own.", None)
     template: bool | None = setting(
         "Apply the chat template to all prompts, or to none; default: where there is one, but not to text.", None
     )
-    context: int = setting("Pad prompts to as many tokens with real text of the set; 0 leaves them.", 0, unit="tokens")
+    context: int = setting(
+        "Put other conversations of the set before each prompt, up to as many tokens; 0 puts none.", 0, unit="tokens"
+    )
     slices: tuple[str, ...] = setting(
         f"Say how acceptance shifts with {', '.join(SLICES)}; several as language,tools.",
         (),
@@ -128,6 +134,9 @@ class Settings:
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))
         require_setting(self.turns in get_args(Turns), "turns", self.turns, ", ".join(get_args(Turns)))
+        if self.context and self.turns == "recorded":
+            what, hint = "recorded turns have a context of their own", "leave out --context, and read --slice length"
+            raise SettingError(what, "context", hint=hint)
         modes = get_args(Verification)
         require_setting(self.verification in modes, "verification", self.verification, ", ".join(modes))
         for kind in self.slices:

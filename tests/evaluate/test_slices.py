@@ -15,6 +15,7 @@ from rich.console import Console
 from draftkit.data.categories import language_of
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.cell import with_slices
+from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
@@ -26,6 +27,7 @@ from draftkit.report.page.page import page
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation, show_speed_model
 from draftkit.results.cell import Cell, Interval, PromptRecord, Times
+from draftkit.results.contexts import falls, with_shifts
 from draftkit.results.record import Result, SpeedModel
 from draftkit.results.settings import Settings, read_slices
 
@@ -54,11 +56,96 @@ def test_prompts_are_padded_with_text_of_the_set() -> None:
     assert [r.prompt for r in short] == [r.prompt for r in plain.first_requests]
 
 
+def test_no_text_comes_again_in_a_context() -> None:
+    """The whole set fills contexts, answers included, not only the prompts that are asked; then Python's reference."""
+    tokenizer = open_target("zoo:target").tokenizer
+    said = {f"question {n}": f"question {n}\n\nanswer {n}" for n in range(9)}
+    filler = Filler(said, tokenizer)
+    few = filler.before("question 7", 30)
+    assert few.startswith("question 8\n\nanswer 8\n\nquestion 0")
+    assert filler.borrowed == 0
+    many = filler.before("question 7", 400)
+    assert all(many.count(f"answer {n}\n") == (n != 7) for n in range(9))
+    assert "question 7" not in many
+    assert filler.borrowed > 200
+    with pytest.raises(
+        DraftkitError, match=r"9,999,999 tokens before it, and the set and the reference of Python 3\.\d+"
+    ):
+        filler.before("question 7", 9_999_999)
+
+
+TRACE = [
+    {"role": "system", "content": "You write Python."},
+    {"role": "user", "content": "Write add(a, b)."},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "run", "arguments": {}}}]},
+    {"role": "tool", "content": "it ran"},
+    {"role": "assistant", "content": "def add(a, b):\n    return a + b"},
+]
+
+
+def test_answers_of_a_trace_are_asked_for_anew(tmp_path: Path) -> None:
+    """Each recorded answer is a request of all that comes before it, in rows and in logs of a server."""
+    logged = {"request": {"messages": TRACE[:2]}, "response": {"choices": [{"message": TRACE[4]}]}}
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, ({"id": "t", "messages": TRACE}, logged))))
+    found = load_prompt_set(str(tmp_path / "log.jsonl"), recorded=True).prompts
+    assert [(prompt.id, len(prompt.recorded), prompt.tools) for prompt in found] == [
+        ("t/1", 2, True), ("t/2", 4, True), ("2/1", 2, False),
+    ]  # fmt: skip
+    tokenizer = open_target("zoo:target").tokenizer
+    asked = Conversations(found, tokenizer, Settings(turns="recorded")).first_requests
+    assert "it ran" in tokenizer.decode(asked[1].prompt)
+    assert "return a + b" not in tokenizer.decode(asked[1].prompt)
+    assert [prompt.id for prompt in load_prompt_set(str(tmp_path / "log.jsonl")).prompts] == ["t", "2"]
+    with pytest.raises(DraftkitError, match="pass --target"):
+        _ = Conversations(found, None, Settings(turns="recorded")).first_requests
+    with pytest.raises(DraftkitError, match="recorded turns have a context of their own"):
+        Settings(turns="recorded", context=512)
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "What?"}')
+    with pytest.raises(DraftkitError, match="holds no answers"):
+        load_prompt_set(str(tmp_path / "questions.jsonl"), recorded=True)
+
+
+def of_context(context: int | None, *accepted: int) -> Cell:
+    """A cell of prompts with ten rounds each, in which so many drafts stood."""
+    records = tuple(PromptRecord(str(n), 10, count, 40, prompt_tokens=context) for n, count in enumerate(accepted))
+    return Cell(
+        target="t", draft="d", num_speculative_tokens=3, temperature=0, concurrency=1, context=context,
+        acceptance_length=Interval(1 + sum(accepted) / (10 * len(accepted)), None, None), by_prompt=records,
+    )  # fmt: skip
+
+
+def test_a_fall_over_contexts_is_told_prompt_by_prompt() -> None:
+    """The prompts differ far more than the contexts do."""
+    short, long = of_context(None, 25, 2, 14, 8, 20, 3), of_context(4096, 22, 0, 11, 6, 17, 1)
+    found = with_shifts([long, short])
+    assert found[1].over_context is None
+    assert found[0].over_context is not None
+    assert found[0].over_context.mean == pytest.approx(-0.25)
+    assert found[0].over_context.below(-0.15)
+    (fall,) = falls(found)
+    assert "draftkit doctor --context 4096" in fall.message
+    assert not [*falls(with_shifts([short, replace(short, context=4096)]))]
+    figure = all_figures(join([Result(tuple(found), {})]))["acceptance-by-context"]
+    assert [x for x, _ in figure.lines[0].points] == [0, 4096]
+
+
+def test_lengths_are_slices_in_the_order_of_their_size() -> None:
+    cell = of_context(100, 25, 2, 14, 8)
+    sizes = (100, 5000, 600, 700)
+    records = tuple(replace(r, prompt_tokens=n) for r, n in zip(cell.by_prompt or (), sizes, strict=True))
+    prompts = [Prompt(str(n), "c", ("x",)) for n in range(4)]
+    found = with_slices(replace(cell, by_prompt=records), prompts, ("length",)).slices or ()
+    assert [(s.name, s.prompts) for s in found] == [
+        ("length=0–255", 1), ("length=512–1023", 2), ("length=4096–8191", 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_contexts_and_slices_are_measured() -> None:
     settings = Settings(2, 6, concurrency=2, limit=4, repeats=0, device="cpu", slices=("category", "tools"))
     result = evaluate_draft("zoo:target", "ngram", settings.sweep(context=(64, 150)))
     assert [cell.context for cell in result.cells] == [64, 150]
+    assert [cell.over_context is None for cell in result.cells] == [True, False]
     assert len({cell.key for cell in result.cells}) == 2
     assert [("context 150" in verdict.sentence) for verdict in result.verdicts] == [False, True]
     for cell in result.cells:
@@ -211,7 +298,7 @@ def test_contexts_are_numbers_of_tokens() -> None:
         with pytest.raises(DraftkitError, match="context is"):
             parse_contexts(wrong)
     assert read_slices("language, tools") == ("language", "tools")
-    with pytest.raises(DraftkitError, match="language, thinking, tools, category"):
+    with pytest.raises(DraftkitError, match="language, thinking, tools, category, length"):
         Settings(slices=read_slices("tongue"))
 
 

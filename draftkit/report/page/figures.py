@@ -35,6 +35,7 @@ def all_figures(series: Sequence[Series]) -> dict[str, Chart]:
         "acceptance-by-position": acceptance_by_position(series),
         "conditional-acceptance-by-position": conditional_acceptance_by_position(series),
         "acceptance-by-place": acceptance_by_place(series),
+        "acceptance-by-context": acceptance_by_context(series),
         "acceptance-by-category": acceptance_by_category(series),
         "acceptance-length-by-k": acceptance_length_by_k(series),
         **{f"speed-by-k-batch-{batch}": speedup_by_k(series, batch) for batch in speedup_concurrencies(series)},
@@ -104,6 +105,27 @@ def acceptance_by_place(series: Sequence[Series]) -> Chart | None:
     at = [x for line in lines for x, _ in line.points]
     y = linear("acceptance length", _reached(lines, 1))
     return Chart("Acceptance length along the answers", linear("output tokens", at), y, tuple(lines), _legend(series))
+
+
+def acceptance_by_context(series: Sequence[Series]) -> Chart | None:
+    """The acceptance length against the context, at each draft's first setting; a draft's contexts are one line."""
+    of_draft: dict[tuple[str, float], list[Series]] = {}
+    for one in series:
+        of_draft.setdefault((one.main.draft, one.main.temperature), []).append(one)
+    lines = []
+    for same in of_draft.values():
+        lengths = {one.main.context or 0: found for one in same if (found := one.main.acceptance_length) is not None}
+        if len(lengths) > 1:
+            named = replace(same[0], name=f"{same[0].main.draft}, T={same[0].main.temperature:g}")
+            contexts = sorted(lengths)
+            lines.append(_intervals(named, [lengths[at] for at in contexts], contexts))
+    if not lines:
+        return None
+    x = linear("tokens of context", _reached(lines, 0))
+    y = linear("acceptance length", _reached(lines, 1))
+    return Chart(
+        "Acceptance length by context", x, y, tuple(lines), tuple(replace(line, points=(), bars=()) for line in lines)
+    )
 
 
 def acceptance_length_by_k(series: Sequence[Series]) -> Chart | None:

@@ -71,6 +71,8 @@ def show_evaluation(
         console.print(engines_table(result.cells))
     if any(cell.slices for cell in result.cells):
         console.print(slices_table(result.cells))
+    if any(cell.over_context for cell in result.cells):
+        console.print(contexts_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
     for cell in result.cells:
@@ -214,6 +216,20 @@ def slices_table(cells: Sequence[Cell]) -> Table:
             row = (found.name, str(found.prompts), length(found.acceptance_length), shift, _shift(found.shift))
             table.add_row(*row)
         table.add_section()
+    return table
+
+
+def contexts_table(cells: Sequence[Cell]) -> Table:
+    """The acceptance length by context, and how far it is from that of the same prompts at the shortest."""
+    table = named_table(
+        "draft", "context", "prompts", "acceptance length", "against the shortest", title="acceptance length by context"
+    )
+    labels = _labels(cells)
+    for cell in sorted(cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.context or 0)):
+        shift = "" if cell.over_context is None else length(cell.over_context, signed=True)
+        name = f"{labels[_draft(cell)]}: K={cell.num_speculative_tokens}, T={cell.temperature:g}"
+        context = "as it is" if cell.context is None else f"{cell.context:,}"
+        table.add_row(name, context, str(cell.num_prompts), length(cell.acceptance_length), shift)
     return table
 
 
