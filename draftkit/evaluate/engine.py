@@ -110,7 +110,7 @@ class BaseEngine(ABC):
         return list(cells), []
 
     def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
-        """The cells with what trees of so many nodes would bring."""
+        """The cells with what trees of so many nodes would bring, and what is told of trees alone."""
         return list(cells)
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:

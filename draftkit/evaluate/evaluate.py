@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from draftkit.checks.evidence import Asked, Evidence
 from draftkit.checks.registry import findings
+from draftkit.engines import sglang
 from draftkit.engines.known import measured_by
-from draftkit.engines.serving import serve_commands
+from draftkit.engines.serving import serve_commands, serve_trees
 from draftkit.errors import DraftkitError, SettingError, command
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.contexts import REFERENCE
@@ -35,6 +36,7 @@ from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
+from draftkit.runtime.tree_kinds import read_tree
 
 if TYPE_CHECKING:
     from draftkit.loading import OpenedTarget
@@ -133,8 +135,7 @@ def evaluate_draft(
             if predict:
                 cells, missed = engine.with_predictions(cells)
                 warned += missed
-            if tree_nodes:
-                cells = engine.with_trees(cells, tree_nodes)
+            cells = engine.with_trees(cells, tree_nodes)
             if advise:
                 models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
@@ -235,15 +236,34 @@ def _served(verdict: ResultVerdict, job: Job) -> ResultVerdict:
     from draftkit.loading import OWN_HEAD
 
     name, k = verdict.draft, verdict.num_speculative_tokens
-    if verdict.kind != "use" or name is None or name == OWN_HEAD or verdict.tree is not None:  # these serve chains
+    if verdict.kind != "use" or name is None or name == OWN_HEAD:
         return verdict
     draft, target = job.drafts[name], job.opened_target.name
+    if verdict.tree is not None:
+        return replace(verdict, commands=_tree_commands(verdict, draft, job))
     if not job.opened[name].is_foreign:
         return replace(verdict, commands=serve_commands(draft, draft.path, target=target, k=k, local=True))
     folder = f"{name.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-draftkit"
     convert = command("draftkit", "convert", name, folder, "--target", target)
     commands = serve_commands(draft, Path(folder), target=target, k=k, local=True)
     return replace(verdict, commands={engine: f"{convert}\n{serve}" for engine, serve in commands.items()})
+
+
+def _tree_commands(verdict: ResultVerdict, draft: Draft, job: Job) -> dict[str, str]:
+    """The commands of the engines that draft a verdict's tree with such a draft, from the layout that they read."""
+    assert verdict.draft is not None
+    assert verdict.tree is not None
+    tree, target = read_tree(verdict.tree).dynamic, job.opened_target.name
+    if tree is None:
+        return {}
+    layout = sglang.layout_of(draft.spec)
+    folder = f"{verdict.draft.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-{layout}"
+    whole = draft.spec.architecture.own_model  # which any engine reads as it lies
+    convert = command("draftkit", "convert", verdict.draft, folder, "--to", layout, "--target", target)
+    served = serve_trees(
+        draft, draft.path if whole else folder, tree, target=target, batch=verdict.up_to or 1, local=True
+    )
+    return {engine: line if whole else f"{convert}\n{line}" for engine, line in served.items()}
 
 
 @dataclass(frozen=True)

@@ -76,15 +76,22 @@ def measure_round_times(
     return RoundTimes(times, cut, settings.num_speculative_tokens if cuts else None)
 
 
-class _Cut:
-    """A drafter that is sure of its first drafts, and not at all of the others."""
+class Delegating:
+    """A drafter that is another, but for what a subclass does otherwise."""
 
-    def __init__(self, drafter: Drafter, sure: int):
+    def __init__(self, drafter: Drafter):
         self._drafter = drafter
-        self._sure = sure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
+
+
+class _Cut(Delegating):
+    """A drafter that is sure of its first drafts, and not at all of the others."""
+
+    def __init__(self, drafter: Drafter, sure: int):
+        super().__init__(drafter)
+        self._sure = sure
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         proposal = self._drafter.propose(committed, k, draw)

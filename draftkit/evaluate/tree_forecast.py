@@ -1,44 +1,76 @@
-"""What a tree would accept, told without the target scoring one.
+"""What trees would bring, told without the target scoring one: what a run with each would accept, walked along the
+target's own text (`tree_walk.py`), and by the times of its rounds its speed at each batch.
 
-The text is the target's own, as plain decoding gives it: with a tree it would be the same, at any temperature. So the
-rounds that a tree would have are walked again: the drafter drafts at the round's anchor, from the target's states of
-the text, the tree is followed along the text, and the next anchor is where it ends. Round for round that is what a run
-with the tree does, up to ties of scores in rounding. Anchors of a chain's run are others, and make trees look better
-than they are.
+Anchors of a chain's run are others than a tree's, and make trees look better than they are: each tree is walked by its
+own. Beside the tree that is usual for a draft stands the best static one for the ranks that the target's tokens have
+among the draft's, and the nearest that SGLang drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
-import torch
 from torch import Tensor
 
 from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.runtime_lane import engine_of
-from draftkit.evaluate.speed import ROUNDS, round_time
-from draftkit.requests import DraftSampling, Request
-from draftkit.results.cell import Cell, ForecastTree, MeasuredTree, TreeSpeed
+from draftkit.evaluate.speed import ROUNDS, Delegating, round_time
+from draftkit.evaluate.tree_walk import Text, own_texts, rank_paths, simulate_trees
+from draftkit.requests import DraftSampling
+from draftkit.results.cell import Cell, ForecastTree, MeasuredTree, StaticTree, TreeSpeed
 from draftkit.results.settings import Settings
-from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Expands, NewSequence
-from draftkit.runtime.growth import Growth
-from draftkit.runtime.tree import walk
-from draftkit.runtime.tree_kinds import BLOCK_DEPTH, MOST_DEPTH, DraftTree, read_tree
+from draftkit.results.static_tree import best_choices, expected_length, rank_rates
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Grow
+from draftkit.runtime.tree_kinds import (
+    BLOCK_DEPTH,
+    MOST_DEPTH,
+    MOST_NODES,
+    Beam,
+    Choices,
+    DraftTree,
+    read_tree,
+)
 from draftkit.targets.target import Target
 
 WIDTH = 10  # children of a node, and nodes of a frontier, of drafts that read their own tokens
+Stood = Mapping[DraftTree, Sequence[Sequence[int]]]  # of each tree, the nodes that stand in each round of each text
 
 
 def usual_tree(drafter: Drafter, nodes: int, depth: int) -> DraftTree:
     """The tree of so many nodes that is drafted with a draft of its kind: dynamic where it reads its own tokens, else
     the likeliest paths; of at least `depth` levels where it drafts as many."""
     kind = getattr(drafter, "usual_tree", "best")
-    depth = min(max(depth, BLOCK_DEPTH), drafter.max_tokens or MOST_DEPTH, nodes)
+    depth = min(_levels(drafter, depth), nodes)
     width = {"eagle": f",topk={min(WIDTH, nodes)}", "suffix": ",width=4"}.get(kind, "")
     return read_tree(f"{kind}:nodes={nodes},depth={depth}{width}")
+
+
+def _levels(drafter: Drafter, depth: int) -> int:
+    """The levels of a tree where nodes do not limit it."""
+    return min(max(depth, BLOCK_DEPTH), drafter.max_tokens or MOST_DEPTH)
+
+
+def nearest_in_sglang(static: Choices) -> DraftTree:
+    """SGLang's tree with as many levels and nodes, and for each node as many children as the one with the most has, or
+    more where these are too few for the nodes."""
+    width = max(Counter(path[:-1] for path in static.paths).values())
+    while Beam(width, width, static.depth, static.nodes).scored < static.nodes:
+        width += 1
+    return read_tree(f"sglang:steps={static.depth},topk={width},tokens={static.nodes + 1}")
+
+
+def with_own_keys(tree: DraftTree) -> DraftTree:
+    """The tree of a draft that sees the keys of ancestors, where `tree` has it see those of lanes."""
+    assert isinstance(tree.shape, Beam)
+    return replace(tree, name=f"{tree.name}, of ancestors", shape=replace(tree.shape, lanes=False))
+
+
+def cost_of_lanes(target: Target, drafter: Drafter, conversations: Conversations, tree: DraftTree) -> float:
+    """The acceptance length of a tree of SGLang's, were its draft to see the keys of ancestors."""
+    true = with_own_keys(tree)
+    return _length(simulate_trees(target, drafter, own_texts(target, conversations, tree.depth + 1), [true]), true)
 
 
 def forecast_trees(
@@ -48,112 +80,146 @@ def forecast_trees(
     cell: Cell,
     nodes: Sequence[int],
     batches: Sequence[int],
+    *,
+    in_sglang: bool = False,
 ) -> list[ForecastTree]:
-    """What trees of so many nodes would bring at each batch, against the chain of a cell and plain decoding."""
-    settings, first = conversations.settings, conversations.first_requests
-    trees = [usual_tree(drafter, number, cell.num_speculative_tokens) for number in nodes]
-    stood = simulate_trees(target, drafter, conversations, trees)
-    chain = 1.0 if cell.acceptance_length is None else cell.acceptance_length.mean
-    plain = Target(target.model)
-    times: dict[str | None, dict[int, float]] = {}
-    new = (ROUNDS + 1) * (max(tree.depth for tree in trees) + 1)
-    for name in ("", None, *(tree.name for tree in trees)):  # plain decoding, the chain, and the trees
-        times[name] = {}
-        runs, drafts = (plain, None) if name == "" else (target, drafter)
-        for batch in batches:
-            asked = [
-                replace(first[i % len(first)], id=str(i), max_new_tokens=new, ignore_eos=True) for i in range(batch)
-            ]
-            times[name][batch] = round_time(runs, drafts, asked, _drafting(settings, name or None))
+    """What trees of so many nodes would bring at each batch, against the chain of a cell and plain decoding.
+
+    `in_sglang`: SGLang drafts trees with the draft. Raises `SettingError` for more nodes than are drafted.
+    """
+    depth = cell.num_speculative_tokens
+    trees = [usual_tree(drafter, number, depth) for number in nodes]
+    texts = own_texts(target, conversations, _levels(drafter, depth) + 1)
+    statics = _statics(target, drafter, texts, _levels(drafter, depth), nodes, in_sglang=in_sglang)
+    stood = simulate_trees(target, drafter, texts, [*trees, *(tree for static in statics for tree in static.trees)])
+    times = _Times.of(target, drafter, conversations, trees, batches)
     found = []
-    for tree in trees:
-        rounds = [accepted for request in stood[tree] for accepted in request]
-        length = 1 + sum(rounds) / max(len(rounds), 1)
-        speeds = tuple(
-            TreeSpeed(
-                batch, length * times[""][batch] / times[tree.name][batch],
-                length / chain * times[None][batch] / times[tree.name][batch],
-            )
-            for batch in batches
-        )  # fmt: skip
+    for tree, static in zip(trees, statics, strict=True):
+        length = _length(stood, tree)
+        speeds = tuple(times.speeds(tree, length, _chain_length(cell)))
         paying = [s.concurrency for s in takewhile(lambda s: min(s.over_plain, s.over_chain) > 1, speeds)]
         measured = MeasuredTree.of(tree)
         assert measured is not None
-        found.append(ForecastTree(measured, length, speeds, max(paying, default=None)))
+        found.append(ForecastTree(measured, length, speeds, max(paying, default=None), static.told(stood)))
     return found
 
 
-def _drafting(settings: Settings, tree: str | None) -> Settings:
-    """The settings with a tree, without what goes with chains alone; or as they are."""
-    if tree is None:
-        return settings
+@dataclass(frozen=True)
+class _Static:
+    """A static tree with the length that rates of ranks give it, and the nearest of SGLang's, where that drafts any."""
+
+    shape: Choices
+    expected: float
+    nearest: DraftTree | None
+
+    @property
+    def listed(self) -> DraftTree:
+        return DraftTree("choices", f"choices:{self.shape.nodes} nodes", self.shape)
+
+    @property
+    def trees(self) -> list[DraftTree]:
+        """All that are to be walked."""
+        return [self.listed, *(() if self.nearest is None else (self.nearest, with_own_keys(self.nearest)))]
+
+    def told(self, stood: Stood) -> StaticTree:
+        """What a result says of it."""
+        static = StaticTree(self.shape.paths, _length(stood, self.listed), self.expected)
+        if self.nearest is None:
+            return static
+        return replace(
+            static, sglang=MeasuredTree.of(self.nearest), sglang_length=_length(stood, self.nearest),
+            sglang_length_with_own_keys=_length(stood, with_own_keys(self.nearest)),
+        )  # fmt: skip
+
+
+def _statics(
+    target: Target, drafter: Drafter, texts: Sequence[Text], levels: int, nodes: Sequence[int], *, in_sglang: bool
+) -> list[_Static]:
+    """The best static tree of each number of nodes, by the ranks of the texts' own tokens in a chain's rounds."""
+    rates = rank_rates(rank_paths(target, drafter, texts, levels), MOST_NODES)
+    shapes = [Choices(best_choices(rates, number)) for number in nodes]
+    return [
+        _Static(shape, expected_length(rates, shape.paths), nearest_in_sglang(shape) if in_sglang else None)
+        for shape in shapes
+    ]
+
+
+def _length(stood: Stood, tree: DraftTree) -> float:
+    """The acceptance length of rounds that were walked."""
+    rounds = [accepted for text in stood[tree] for accepted in text]
+    return 1 + sum(rounds) / max(len(rounds), 1)
+
+
+def _chain_length(cell: Cell) -> float:
+    return 1.0 if cell.acceptance_length is None else cell.acceptance_length.mean
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Milliseconds by batch: of a plain round, of one of the chain, of one of each tree, and of this without what the
+    draft takes of it."""
+
+    plain: Mapping[int, float]
+    chain: Mapping[int, float]
+    trees: Mapping[DraftTree, Mapping[int, float]]
+    verified: Mapping[DraftTree, Mapping[int, float]]
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        drafter: Drafter,
+        conversations: Conversations,
+        trees: Sequence[DraftTree],
+        batches: Sequence[int],
+    ) -> _Times:
+        settings, first = conversations.settings, conversations.first_requests
+        new = (ROUNDS + 1) * (max(tree.depth for tree in trees) + 1)
+
+        def timed(target: Target, drafter: Drafter | None, settings: Settings) -> dict[int, float]:
+            return {
+                batch: round_time(
+                    target, drafter,
+                    [
+                        replace(first[i % len(first)], id=str(i), max_new_tokens=new, ignore_eos=True)
+                        for i in range(batch)
+                    ],
+                    settings,
+                )
+                for batch in batches
+            }  # fmt: skip
+
+        return cls(
+            timed(Target(target.model), None, settings),
+            timed(target, drafter, settings),
+            {tree: timed(target, drafter, _drafting(settings, tree)) for tree in trees},
+            {tree: timed(target, _Undrafted(drafter), _drafting(settings, tree)) for tree in trees},
+        )
+
+    def speeds(self, tree: DraftTree, length: float, of_chain: float) -> Iterator[TreeSpeed]:
+        """What a tree of an acceptance length brings at each batch, against a chain of another."""
+        for batch, ms in self.trees[tree].items():
+            verified = min(self.verified[tree][batch], ms)
+            over_plain, over_chain = length * self.plain[batch] / ms, length / of_chain * self.chain[batch] / ms
+            yield TreeSpeed(batch, over_plain, over_chain, ms, verified)
+
+
+class _Undrafted(Delegating):
+    """A drafter of trees of any tokens, which takes no time for it."""
+
+    def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
+        tokens = committed.slots.new_zeros(len(committed.slots), 1, MOST_NODES) + _ranks(committed.slots)
+        for _ in range(depth):
+            grow.children(-tokens.float(), tokens)
+
+
+def _ranks(like: Tensor) -> Tensor:
+    return like.new_ones(MOST_NODES).cumsum(0) - 1
+
+
+def _drafting(settings: Settings, tree: DraftTree) -> Settings:
+    """The settings with a tree, without what goes with chains alone."""
     return replace(
-        settings, tree=tree, verification="coupled", draft_sampling=DraftSampling(), acceptance_rates=None,
+        settings, tree=tree.name, verification="coupled", draft_sampling=DraftSampling(), acceptance_rates=None,
         k_by_batch=None, disable_above_batch=None,
     )  # fmt: skip
-
-
-def simulate_trees(
-    target: Target, drafter: Drafter, conversations: Conversations, trees: Sequence[DraftTree]
-) -> dict[DraftTree, list[list[int]]]:
-    """By tree, how many nodes stand in each round of each request, as a run with it would have them.
-
-    The texts go on beyond their ends, as the last round of a run may accept more than is asked for.
-    """
-    settings = conversations.settings
-    requests = conversations.first_requests
-    further = max(tree.depth for tree in trees) + 1
-    engine = engine_of(Target(target.model), None, settings, num_slots=min(settings.concurrency, len(requests)))
-    longer = [replace(r, max_new_tokens=r.max_new_tokens + further, ignore_eos=True) for r in requests]
-    found: dict[DraftTree, list[list[int]]] = {tree: [] for tree in trees}
-    for request, generation in zip(requests, engine.generate(longer), strict=True):
-        text = torch.tensor([*request.prompt, *generation.tokens], device=target.device)
-        length = len(request.prompt) + _end(target, request, generation.tokens)
-        cache = SlotCache(1, len(text))
-        features = _features(target, text, cache)
-        for tree in trees:
-            found[tree].append(_rounds(drafter, tree, text, features, cache, len(request.prompt), length))
-    return found
-
-
-def _end(target: Target, request: Request, tokens: Sequence[int]) -> int:
-    """How many tokens the answer has once it is cut at its end."""
-    ends = request.stop_token_ids | (frozenset() if request.ignore_eos else target.eos_token_ids)
-    cut = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return min(cut, request.max_new_tokens)
-
-
-@torch.inference_mode()
-def _features(target: Target, text: Tensor, cache: SlotCache) -> Tensor | None:
-    """The target's states [n, F] of a whole text."""
-    positions = torch.arange(len(text), device=text.device)[None]
-    rows = cache.rows(torch.zeros_like(text[:1]), positions, len(text), prompt=True)
-    features = target.forward(text[None], positions, rows, last_only=True).features
-    return None if features is None else features[0]
-
-
-@torch.inference_mode()
-def _rounds(
-    drafter: Drafter, tree: DraftTree, text: Tensor, features: Tensor | None, cache: SlotCache, prompt: int, length: int
-) -> list[int]:
-    """How many nodes stand in each round until the text has `length` tokens."""
-    assert isinstance(drafter, Expands)
-    capacity = len(text) + tree.span + 2
-    drafter.allocate(1, capacity, tree.depth)
-    drafter.prefill([NewSequence(0, text[:prompt], None if features is None else features[:prompt])])
-    told, anchor, stood = prompt, prompt, list[int]()
-    one = torch.ones_like(text[:1])
-    while anchor + 1 < length:
-        new = text[None, told : anchor + 1]
-        states = None if features is None else features[None, told - 1 : anchor]
-        growth = Growth.of(tree.shape)
-        drafter.expand(
-            Committed(one - 1, new, one * new.shape[1], one * told, states, capacity, cache), tree.depth, growth
-        )
-        grown = growth.tree()
-        depth = grown.ancestors(tree.depth).sum(-1) - 1
-        chosen = text[anchor + 1 + depth]  # what the target gives after each row, where it is on the text
-        accepted = int((walk(grown, chosen, one > 0, tree.depth) >= 0).sum()) - 1
-        stood.append(accepted)
-        told, anchor = anchor + 1, anchor + 1 + accepted
-    return stood

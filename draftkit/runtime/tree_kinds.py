@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from draftkit.engines.trees import DynamicTree
 from draftkit.errors import SettingError
 
 MOST_NODES = 63  # with the root, the rows that the attention kernel takes of a sequence
@@ -108,6 +109,13 @@ class DraftTree:
     @property
     def nodes(self) -> int:
         return self.shape.nodes
+
+    @property
+    def dynamic(self) -> DynamicTree | None:
+        """The tree as servers draft it, whatever keys it sees there; None for those that none drafts."""
+        if self.kind not in ("eagle", "sglang") or not isinstance(self.shape, Beam):
+            return None
+        return DynamicTree(self.shape.width, self.depth, self.nodes)
 
     @property
     def span(self) -> int:

@@ -9,7 +9,8 @@ from fixtures.checkpoints.zoo_models import zoo_drafter, zoo_target
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import load_prompt_set
 from draftkit.evaluate.runtime_lane import engine_of
-from draftkit.evaluate.tree_forecast import simulate_trees, usual_tree
+from draftkit.evaluate.tree_forecast import usual_tree
+from draftkit.evaluate.tree_walk import own_texts, simulate_trees
 from draftkit.loading import open_target
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
@@ -26,7 +27,8 @@ def test_a_forecast_is_the_run(name: str, temperature: float) -> None:
     settings = Settings(max_new_tokens=24, device="cpu", sampling=SamplingParameters(temperature), concurrency=3)
     asked = Conversations(load_prompt_set("zoo", 3).prompts, open_target("zoo:target").tokenizer, settings)
     trees = [usual_tree(drafter, nodes, 4) for nodes in (8, 16, 32, 60)]
-    forecast = simulate_trees(target, drafter, asked, trees)
+    texts = own_texts(target, asked, max(tree.depth for tree in trees) + 1)
+    forecast = simulate_trees(target, drafter, texts, trees)
     for tree in trees:
         again = Settings(max_new_tokens=24, device="cpu", tree=tree.name, sampling=settings.sampling)
         found = engine_of(target, drafter, again, num_slots=3).generate(asked.first_requests)

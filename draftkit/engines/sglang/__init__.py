@@ -7,6 +7,7 @@ from pathlib import Path
 from draftkit.engines.known import asked
 from draftkit.engines.releases import Release, Verdict, verdict
 from draftkit.engines.sglang.releases import OFFERED, WINDOW
+from draftkit.engines.trees import DynamicTree
 from draftkit.errors import command
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.spec import DraftSpec
@@ -72,6 +73,29 @@ def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int,
     if (window := _window(spec)) is not None:
         options["speculative-draft-window-size"] = str(window)
     return _launch(options)
+
+
+def drafts_trees(spec: DraftSpec) -> bool:
+    """Whether a release of SGLang of which is spoken drafts trees with a draft; it drafts chains alone with others."""
+    trees = (release.rules.get("trees") for release in asked(ENGINE))
+    return any(row is not None and _algorithm(spec) in (row.methods or ()) for row in trees)
+
+
+def serve_tree(spec: DraftSpec, target: str, folder: Path | str, tree: DynamicTree) -> str | None:
+    """The command that serves the target with trees of a draft, in SGLang's counting, where the root is a token; None
+    for a draft of which SGLang drafts none."""
+    if not drafts_trees(spec):
+        return None
+    return _launch(
+        {
+            "model-path": target,
+            "speculative-algorithm": str(_algorithm(spec)),
+            "speculative-draft-model-path": str(folder),
+            "speculative-num-steps": str(tree.depth),
+            "speculative-eagle-topk": str(tree.width),
+            "speculative-num-draft-tokens": str(tree.nodes + 1),
+        }
+    )
 
 
 def serve_uno(target: str, folder: Path | str, width: int) -> str:

@@ -56,6 +56,14 @@ V0_5_23 = Release(
             methods=("NGRAM", *STEPPING, *BLOCKS),
             when="whose drafts stay unadapted",
         ),
+        "trees": has(
+            HOOK,
+            "cfg.speculative_eagle_topk == 1 and cfg.speculative_num_draft_tokens != cfg.speculative_num_steps + 1",
+            methods=(*STEPPING, "NEXTN", "STANDALONE"),
+            when="with pages of one token, or with flashinfer, fa3 or triton; not with trtllm_mha, "
+            "trtllm_mla or sparse attention",
+            thread="sgl-project/sglang #7523",
+        ),
         "one-pipeline-stage": has(HOOK, "'Currently DFLASH speculative decoding only supports", methods=("DFLASH",)),
     },
 )

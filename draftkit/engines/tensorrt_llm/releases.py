@@ -11,6 +11,14 @@ PRESENT = Release(
     number="0076e93",
     methods={},
     metrics={AVERAGE: has("tensorrt_llm/serve/openai_protocol.py", AVERAGE)},
-    rules={"unknown-fields-refused": has("tensorrt_llm/serve/openai_protocol.py")},
+    rules={
+        "unknown-fields-refused": has("tensorrt_llm/serve/openai_protocol.py"),
+        "trees": has(
+            "tensorrt_llm/llmapi/llm_args.py",  # at 0004396
+            "default_max_total_draft_tokens = self.dynamic_tree_max_topK * self.max_draft_len",
+            methods=("eagle3",),
+            when="for targets without sliding windows and without MLA; max_batch_size is that of the server",
+        ),
+    },
 )
 RELEASES = (PRESENT,)

@@ -19,6 +19,7 @@ from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import TEMPLATES, svg
+from draftkit.report.trees import notation, pays_up_to, tree_advice
 from draftkit.results.cell import Cell, Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
@@ -42,7 +43,15 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         lstrip_blocks=True,
     )
     environment.filters.update(
-        size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, lost=lost
+        size=size,
+        length=length,
+        number=number,
+        marks=with_marks,
+        line_ends=with_line_ends,
+        lost=lost,
+        tree_advice=tree_advice,
+        pays_up_to=pays_up_to,
+        notation=notation,
     )
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
@@ -70,9 +79,15 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
         predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
         predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
+        trees=(trees := [(one, cell) for one in series for cell in one.cells if cell.trees]),
         settings=_settings(series),
         sections=_sections(
-            figures, k=bool(modelled), memory=bool(costs), tokens=bool(samples), comparison=bool(compared)
+            figures,
+            k=bool(modelled),
+            trees=bool(trees),
+            memory=bool(costs),
+            tokens=bool(samples),
+            comparison=bool(compared),
         ),
         version=__version__,
         kinds=KINDS,
@@ -115,8 +130,8 @@ def _labelled_table(table: str) -> str:
     return f"{head}</thead>" + re.sub(r"<tr>.*?</tr>", row, body, flags=re.DOTALL) if body else table
 
 
-def _sections(figures: Mapping[str, object], *, k: bool, memory: bool, tokens: bool, comparison: bool) -> set[str]:
-    """The parts of the page for which there is something to show."""
+def _sections(figures: Mapping[str, object], **told: bool) -> set[str]:
+    """The parts of the page for which there is something to show; `told`: those that do not follow from figures."""
     prefixes = {
         "acceptance": ("acceptance-by", "conditional"),
         "k": ("acceptance-length-by-k", "speed-by-k"),
@@ -124,7 +139,6 @@ def _sections(figures: Mapping[str, object], *, k: bool, memory: bool, tokens: b
         "latency": ("latency",),
     }
     drawn = {section for section, names in prefixes.items() if any(name.startswith(names) for name in figures)}
-    told = {"k": k, "memory": memory, "tokens": tokens, "comparison": comparison}
     return drawn | {"summary", "provenance"} | {section for section, there in told.items() if there}
 
 

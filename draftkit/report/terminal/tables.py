@@ -19,6 +19,7 @@ from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table
+from draftkit.report.terminal.trees import show_trees
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import Result, SlicedAdvice, SpeedModel
@@ -57,8 +58,6 @@ def show_evaluation(
     """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
     show_verdicts(console, result)
     console.print(evaluation_table(result))
-    for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
-        console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
     if details:
         console.print(details_table(result))
         ids = result.provenance.get("first_prompt_ids")
@@ -75,9 +74,8 @@ def show_evaluation(
         console.print(contexts_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
+    show_trees(console, result, details=details)
     for cell in result.cells:
-        if cell.trees:
-            console.print(trees_table(cell))
         if cell.predicted:
             console.print(prediction_table(cell))
             if beside := measured_beside(cell, result.cells):
@@ -86,22 +84,6 @@ def show_evaluation(
         console.print(published.sentence)
     for warning, kind in result.warned:
         console.print(severity(warning.severity).append(f": {warning.message} [{kind}]", "default"))
-
-
-def trees_table(cell: Cell) -> Table:
-    """What trees would bring instead of the cell's chain."""
-    batches = [str(speed.concurrency) for speed in (cell.trees or ())[0].speeds]
-    table = Table(
-        "tree", "length", *(f"batch {batch}" for batch in batches), "pays up to",
-        title=f"trees instead of {cell.draft} at K = {cell.num_speculative_tokens}, T = {cell.temperature:g}",
-        caption="told along the target's own text, not run; how many times as fast as the chain that was measured",
-        box=SIMPLE_HEAD,
-    )  # fmt: skip
-    for one in cell.trees or ():
-        speeds = (number(speed.over_chain) for speed in one.speeds)
-        until = "never" if one.pays_up_to is None else f"batch {one.pays_up_to}"
-        table.add_row(one.tree.name, number(one.acceptance_length), *speeds, until)
-    return table
 
 
 def show_verdicts(console: Console, result: Result) -> None:
