@@ -19,6 +19,7 @@ from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import did_you_mean
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
@@ -97,7 +98,7 @@ class Layout(Destination):
         method = draft.spec.method
         for exporter in _exporters():
             if self.name == exporter.DESTINATION and method in exporter.METHODS:
-                export = exporter.export(Outgoing(draft, target, self.name))
+                export = _exported(exporter, Outgoing(draft, target, self.name))
                 if draft.provenance.format == exporter.NAME:
                     export = replace(export, config=with_values(export.config, draft.provenance.dropped_config))
                 return export
@@ -172,11 +173,22 @@ class _Considered(Outgoing):
         return TensorHandle(name, self.draft.spec.dtype, shape, self.draft.path, lambda _: iter(()))
 
 
+def _exported(exporter: Exporter, outgoing: Outgoing) -> Export:
+    """The export of a draft. No layout but the unified one says which tokens layers see besides a window."""
+    draft = outgoing.draft
+    if not draft.spec.architecture.sink_tokens:
+        return exporter.export(outgoing)
+    spec = replace(draft.spec, architecture=with_facts(draft.spec.architecture, sink_tokens=0))
+    export = exporter.export(replace(outgoing, draft=replace(draft, spec=spec)))
+    lost = f"sink_tokens is {draft.spec.architecture.sink_tokens}, and its layers see none besides their window"
+    return replace(export, losses=(*export.losses, lost))
+
+
 def _exact(exporter: Exporter, draft: Draft, target: TargetFacts | None) -> bool:
     if draft.spec.method not in exporter.METHODS:
         return False
     try:
-        return not exporter.export(_Considered(draft, target, exporter.DESTINATION)).losses
+        return not _exported(exporter, _Considered(draft, target, exporter.DESTINATION)).losses
     except DraftkitError:
         return False
 

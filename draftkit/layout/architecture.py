@@ -133,6 +133,11 @@ class Architecture(ABC):
         return ()
 
     @property
+    def sink_tokens(self) -> int:
+        """The first tokens of a sequence that layers with a window see besides."""
+        return 0
+
+    @property
     def reduced_vocabulary(self) -> bool:
         """Whether the draft proposes only some of the target's tokens, through a map of its ids."""
         return False
@@ -253,6 +258,10 @@ class Capability:
     layout: str | None = None
 
 
+SINK_TOKENS = Capability(
+    "sink-tokens", "first tokens besides a window", "shows its draft layers no first tokens besides a window",
+    lambda draft: draft.sink_tokens > 0,
+)  # fmt: skip
 ACTIVATION = Capability(
     "draft-activation", "another activation than silu", "has silu in its draft layers, not {draft.decoder.hidden_act}",
     lambda draft: draft.decoder.hidden_act != "silu",

@@ -14,6 +14,7 @@ from draftkit.io.settings import setting
 from draftkit.layout.architecture import (
     ACTIVATION,
     MAX_SIZE,
+    SINK_TOKENS,
     Architecture,
     Capability,
     ParallelDrafting,
@@ -30,6 +31,7 @@ MASK_FILE = "mask_embedding.pt"  # where engines look for a mask's embedding tha
 # What vLLM's classes compute in one way only (`qwen3_dflash.py`).
 BODY_NEEDS = (
     ACTIVATION,
+    SINK_TOKENS,
     Capability(
         "block-without-qk-norms", "a block without norms of queries and keys",
         "norms queries and keys of block drafters",
@@ -161,6 +163,10 @@ class BlockDraft(Architecture):
     @property
     def windows(self) -> tuple[int | None, ...]:
         return self.decoder.windows
+
+    @property
+    def sink_tokens(self) -> int:
+        return self.decoder.sink_tokens
 
     @property
     def reduced_vocabulary(self) -> bool:

@@ -60,6 +60,7 @@ COMMON_FACTS = {
     "qk_norm": ("False", "from tensors"),
     "sliding_window": ("None", "format default"),
     "full_attention_layers": ("[]", "format default"),
+    "sink_tokens": ("0", "format default"),
     "concatenation": ("embedding_hidden", "format default"),
 }
 EAGLE_FACTS = COMMON_FACTS | {

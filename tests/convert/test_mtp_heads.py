@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads
-from draftkit.errors import DraftkitError
+from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.errors import DraftkitError, LayoutError
+from draftkit.layout.folder import read_draft
 from draftkit.report.terminal.conversion import findings_of_heads
 
 FILE = "model.safetensors"
@@ -223,6 +225,16 @@ def test_taken_out_and_put_back_nothing_changes(copy: Path, tmp_path: Path, shar
     for out in (tmp_path / "whole", None):
         folder, _ = put_heads_back(str(head), str(copy), out)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_window_of_heads_is_the_unified_layouts_alone(copy: Path, tmp_path: Path) -> None:
+    facts = {"sliding_window": "8", "sink_tokens": "2"}
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp", overrides=facts)
+    spec = read_draft(head).spec
+    assert (spec.architecture.windows, spec.architecture.sink_tokens) == ((8,), 2)
+    assert "windows of their target" in (refusal_by_vllm(spec) or "")
+    with pytest.raises(LayoutError, match="a window of 8 tokens, and beside a target they run with its windows"):
+        put_heads_back(str(head), str(copy), tmp_path / "whole")
 
 
 def test_a_changed_head_changes_its_own_shard_alone(copy: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ EAGLE_VALUES: dict[str, list[Any]] = {
     "decoder.intermediate_size": [32], "decoder.num_hidden_layers": [2], "decoder.num_key_value_heads": [4],
     "decoder.head_dim": [32], "decoder.hidden_act": ["gelu"], "decoder.rms_norm_eps": [1e-6],
     "decoder.qkv_bias": [True], "decoder.output_bias": [True], "decoder.mlp_bias": [True], "decoder.qk_norm": [True],
-    "decoder.sliding_window": [64], "decoder.full_attention_layers": [(0,)],
+    "decoder.sliding_window": [64], "decoder.full_attention_layers": [(0,)], "decoder.sink_tokens": [4],
     "rope.base": [5e5], "rope.max_position_embeddings": [512],
     "rope.scaling": [
         {"rope_type": "linear", "factor": 2.0}, YARN,
@@ -113,6 +113,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "the last state after the norm": {"aux_layer_ids": (1, N), "last_state": "after_norm"},
     "the last state before the norm": {"aux_layer_ids": (1, N)},
     "windows, causal": {"decoder": WINDOWS, "causal_layers": (0, 1)},
+    "windows and first tokens": {"decoder": WINDOWS | {"sink_tokens": 4}},
     "windows of the anchor": {"decoder": WINDOWS, "causal_layers": (0, 1), "window_rule": "anchor"},
     "a window in one layer": {"decoder": WINDOWS | {"full_attention_layers": (1,)}},
     "a causal window in one layer": {"decoder": WINDOWS | {"full_attention_layers": (1,)}, "causal_layers": (0,)},
@@ -124,8 +125,8 @@ FIXED = {
     "target_hidden_size", "token_entry", "parallel",
 }  # fmt: skip
 VALUES: dict[str, dict[str, list[Any]]] = dict.fromkeys(("dflash", "dspark", "dflash2"), BLOCK_VALUES) | {
-    "draft-model": {"head_ids": [(1, 5, 8)]},
-    "pard": {"head_ids": [(1, 5, 8)], "parallel.mask_token_id": [9]},
+    "draft-model": {"head_ids": [(1, 5, 8)], "sliding_window": [8]},
+    "pard": {"head_ids": [(1, 5, 8)], "parallel.mask_token_id": [9], "sliding_window": [8]},
     "pard-2": {
         "parallel.mask_token_id": [9], "target_features.layer_ids": [(-1, -2)], "target_features.scale": [0.5],
         "target_features.projection_bias": [True],
@@ -170,6 +171,7 @@ def _drafts() -> dict[str, Architecture]:
     found = dict(BASES)
     decoder = replace(pico.EAGLE3_SPEC.decoder, num_hidden_layers=2, sliding_window=64, full_attention_layers=(1,))
     found["eagle3, a window in one layer"] = replace(pico.EAGLE3_SPEC, decoder=decoder)
+    found["eagle3, that and first tokens"] = replace(pico.EAGLE3_SPEC, decoder=replace(decoder, sink_tokens=4))
     for method, base in BASES.items():
         if isinstance(base, DFlashSpec):
             for name, facts in TOGETHER.items():
@@ -237,7 +239,9 @@ def differences(before: DraftSpec, back: Draft) -> set[str]:
 
 def _compared(value: object) -> object:
     """A config without the keys that state other facts."""
-    return {k: v for k, v in value.items() if "pard" not in k} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {k: v for k, v in value.items() if not ("pard" in k or "sliding_window" in k or k == "layer_types")}
 
 
 def _any(draft: Draft, names: str) -> bool:

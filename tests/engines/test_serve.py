@@ -19,6 +19,7 @@ from draftkit.engines.serving import local_name, serving_notes, stated_tokens
 from draftkit.engines.vllm import releases as vllm
 from draftkit.engines.vllm.accepts import serving_notes_of
 from draftkit.engines.vllm.serve import method_note
+from draftkit.layout.facts import with_facts
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
@@ -74,6 +75,19 @@ def test_sglang_is_told_the_window_of_all_layers(windows: tuple[int | None, ...]
     assert (words[words.index(flag) + 1] if flag in words else None) == told
     notes = " ".join(sglang.notes_of(spec, "sglang"))
     assert ("learns the draft's window" in notes, f"{flag} (TOKENS" in notes) == (told is not None, told is None)
+
+
+def test_sglang_is_told_the_first_tokens_that_drafted_ones_see() -> None:
+    """Of EAGLE-1, whose prompts it takes in without a window; that it runs a draft model with one is not said."""
+    with open_draft("zoo:eagle", "zoo:target") as draft, open_draft("zoo:draft-model", "zoo:target") as model:
+        spec, other = (
+            replace(one.spec, architecture=with_facts(one.spec.architecture, sliding_window=64, sink_tokens=4))
+            for one in (draft, model)
+        )
+    words = " ".join(shlex.split(sglang.serve_command(spec, "target", "draft", 3)))
+    assert "--speculative-draft-window-size 63 --speculative-draft-sink-size 4" in words
+    assert "what takes in the text sees all of it" in " ".join(sglang.notes_of(spec, "sglang"))
+    assert [one.outcome for one in sglang.verdicts(other, "unified")] == ["wrong"]
 
 
 @pytest.mark.parametrize("release", vllm.RELEASES, ids=str)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftkit.engines.known import asked
 from draftkit.engines.releases import Release, Verdict, verdict
-from draftkit.engines.sglang.releases import OFFERED, WINDOW
+from draftkit.engines.sglang.releases import DRAFTED_ALONE, OFFERED, SINKS, WINDOW
 from draftkit.engines.trees import DynamicTree
 from draftkit.errors import command
 from draftkit.layout.architecture import Architecture
@@ -43,11 +43,12 @@ def verdicts(spec: DraftSpec, layout: str) -> list[Verdict]:
     whole = spec.architecture.own_model and layout not in ("vllm", "gguf")
     if algorithm is None or not (layout == layout_of(spec) or whole):
         return []
-    compared = spec.method not in LAYOUTS  # what SGLang computes otherwise, `--to sglang` has refused
-    return [
-        Verdict(release, "runs") if compared and algorithm in release.methods else verdict(release, spec, layout, None)
-        for release in asked(ENGINE)
-    ]
+    found = [verdict(release, spec, layout, None) for release in asked(ENGINE)]
+    if spec.method in LAYOUTS:
+        return found
+    # What else SGLang computes otherwise, `--to sglang` has refused.
+    taken = (one.outcome == "unknown" and algorithm in one.release.methods for one in found)
+    return [Verdict(one.release, "runs") if known else one for one, known in zip(found, taken, strict=True)]
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int, layout: str = "sglang") -> str:
@@ -70,8 +71,7 @@ def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int,
             "speculative-eagle-topk": "1",
             "speculative-num-draft-tokens": str(tokens + 1),
         }
-    if (window := _window(spec)) is not None:
-        options["speculative-draft-window-size"] = str(window)
+    options |= {name.replace("_", "-"): str(value) for name, value in _sight(spec).items()}
     return _launch(options)
 
 
@@ -117,13 +117,16 @@ def notes_of(spec: DraftSpec, layout: str) -> list[str]:
     if not loads(spec, layout):
         return []
     algorithm, release = _algorithm(spec), asked(ENGINE)[0]
-    set_already = () if _window(spec) is None else (WINDOW,)
-    offered = {name: row for name, row in OFFERED.items() if name not in set_already}
+    said = _sight(spec)
+    offered = {name: row for name, row in OFFERED.items() if name not in said}
     flags = [f"{_flag(name)} ({row.when})" for name, row in offered.items() if _takes(release, name, str(algorithm))]
     if algorithm in (release.rules["adapters-beside-drafts"].methods or ()):
         flags.append("--lora-paths (adapters of the target)")
     also = [f"{release} also takes {', '.join(flags)}"] if flags else []
-    return [*(f"{release} learns the draft's window from {_flag(name)} alone" for name in set_already), *also]
+    notes = [f"{release} learns the draft's window from {' and '.join(map(_flag, said))} alone"] if said else []
+    if said and algorithm in DRAFTED_ALONE:
+        notes.append(f"{release} narrows the drafted tokens alone: what takes in the text sees all of it")
+    return notes + also
 
 
 def window_of(architecture: Architecture) -> int | None:
@@ -134,10 +137,14 @@ def window_of(architecture: Architecture) -> int | None:
     return None if window is None or window < 2 else window
 
 
-def _window(spec: DraftSpec) -> int | None:
-    """What SGLang is told of that window: the tokens before a row, without its own (`models/llama_eagle3.py`)."""
-    window = window_of(spec.architecture) if _algorithm(spec) == "EAGLE3" else None
-    return None if window is None else window - 1
+def _sight(spec: DraftSpec) -> dict[str, int]:
+    """What SGLang is told of that window, by the names of its settings: the tokens before a row, without its own
+    (`models/llama_eagle3.py`); and where it drafts so, the first ones that are seen besides."""
+    algorithm, window = _algorithm(spec), window_of(spec.architecture)
+    if window is None or algorithm not in ("EAGLE3", *DRAFTED_ALONE):
+        return {}
+    sinks = spec.architecture.sink_tokens if algorithm in DRAFTED_ALONE else 0
+    return {WINDOW: window - 1} | ({SINKS: sinks} if sinks else {})
 
 
 def _takes(release: Release, name: str, algorithm: str) -> bool:

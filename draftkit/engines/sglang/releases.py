@@ -15,15 +15,14 @@ ADAPTERS = "srt/arg_groups/lora_hook.py"
 BLOCK = "srt/models/dflash.py"
 STS = "srt/speculative/dspark_components/dspark_sts.py"
 SPS = "srt/speculative/dspark_components/dspark_sps.py"
-WINDOW = "speculative_draft_window_size"
+WINDOW, SINKS = "speculative_draft_window_size", "speculative_draft_sink_size"
+DRAFTED_ALONE = ("EAGLE", "NEXTN")  # of these a window shortens what the drafted tokens read (`spec_utils.py`)
 STEPPING, BLOCKS = ("EAGLE", "EAGLE3"), ("DFLASH", "DSPARK")
 
 # The settings that a serve line may have besides, each with what it is given.
 OFFERED = {
     WINDOW: has(HOOK, "speculative_draft_window_size", methods=(*STEPPING, "DFLASH"), when="TOKENS, of text to read"),
-    "speculative_draft_sink_size": has(
-        HOOK, "speculative_draft_sink_size", methods=("EAGLE", "NEXTN"), when="TOKENS, with a window"
-    ),
+    SINKS: has(HOOK, "speculative_draft_sink_size", methods=DRAFTED_ALONE, when="TOKENS, with a window"),
     "speculative_use_block_verification": has(
         HOOK, "speculative_use_block_verification", methods=(*STEPPING, *BLOCKS), when="on CUDA or ROCm"
     ),
@@ -40,6 +39,7 @@ V0_5_23 = Release(
     architectures=each(has("srt/models"), NAMES["0.5.23"]["architectures"]),
     capabilities={
         "block-own-tables": lacks(BLOCK, "if self.is_nemotron_35_draft"),
+        "model-window": lacks("srt/models/llama.py", no_code="sliding_window"),
         "block-other-width": lacks(BLOCK, "DFLASH fc.weight shape mismatch", refuses=True),
     },
     metrics=each(has("srt/observability/metrics_collector.py"), NAMES["0.5.23"]["metrics"]),

@@ -145,6 +145,10 @@ V0_32 = Release(
         "shared-keys-concatenation": lacks(ASSISTANT, "torch.cat([inputs_embeds, hidden_states], dim=-1)"),
         "shared-keys-state": lacks(ASSISTANT, "self.pre_projection(combined)"),
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
+        "sink-tokens": lacks(CONFIG, no_code="sink_size"),
+        "head-window": lacks(CONFIG, no_code="draft_window"),
+        "model-window": ran(),
+        "other-model-window": lacks(f"{MODELS}/qwen3.py", no_code="layer_types"),
         "added-target-features": lacks("v1/spec_decode/draft_model.py", "pass_hidden_states_to_model=False"),
     },
     verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]) | {"synthetic": SYNTHETIC},
@@ -201,6 +205,7 @@ V0_33 = Release(
     ),
     capabilities={
         **V0_32.capabilities,
+        "model-window": has(f"{MODELS}/llama.py", "layer_types[effective_layer_idx] == 'sliding_attention'"),
         "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
         "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
         "refined-vocabulary": lacks(

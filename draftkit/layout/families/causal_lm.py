@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import Architecture, Capability, ParallelDrafting, check_window
+from draftkit.layout.architecture import SINK_TOKENS, Architecture, Capability, ParallelDrafting, check_window
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema
@@ -18,6 +18,9 @@ TITLES = {
     "pard": "A PARD draft: a small causal language model that proposes all its tokens in one pass",
     "pard-2": "A PARD-2 draft: a parallel causal language model that reads the target's hidden states",
 }
+
+
+WINDOWED = "llama"  # the model_type of which vLLM, and transformers not, reads which layers have a window (`llama.py`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,16 @@ class CausalLMSpec(Architecture):
             "would ignore the target features of PARD-2",
             lambda draft: draft.target_features is not None,
         ),
+        Capability(
+            "model-window", "a draft model with a window of its own", "reads no window of a draft model",
+            lambda draft: draft.sliding_window is not None,
+        ),
+        Capability(
+            "other-model-window", "a window in a draft model of another class than Llama's",
+            "reads a window of Llama's class alone",
+            lambda draft: draft.sliding_window is not None and not draft.states_window,
+        ),
+        SINK_TOKENS,
     )  # fmt: skip
     own_model: ClassVar = True
 
@@ -98,6 +111,11 @@ class CausalLMSpec(Architecture):
         return (self.sliding_window,) * layers if self.sliding_window is not None and isinstance(layers, int) else ()
 
     @property
+    def states_window(self) -> bool:
+        """Whether the keys of `engine_config` say the window to the class that vLLM has for the model."""
+        return bool(self.windows) and self.config.get("model_type") == WINDOWED
+
+    @property
     def max_positions(self) -> int | None:
         return longest_sequence(self.config)
 
@@ -127,7 +145,14 @@ class CausalLMSpec(Architecture):
 
     def engine_config(self) -> dict[str, object]:
         parallel = self.parallel
-        return self.config | ({} if parallel is None else {"pard_token": parallel.mask_token_id})
+        config = self.config | ({} if parallel is None else {"pard_token": parallel.mask_token_id})
+        if self.states_window:
+            config |= {
+                "layer_types": ["sliding_attention" for _ in self.windows],
+                "sliding_window": self.sliding_window,
+                "use_sliding_window": True,
+            }
+        return config
 
     @property
     def engine_settings(self) -> Mapping[str, Mapping[str, object]]:

@@ -15,6 +15,7 @@ from draftkit.io.settings import setting
 from draftkit.layout.architecture import (
     ACTIVATION,
     MAX_SIZE,
+    SINK_TOKENS,
     Architecture,
     Capability,
     ParallelDrafting,
@@ -105,6 +106,7 @@ EAGLE_NEEDS = (
         "hidden-state-first", "the hidden state before the embedding", "concatenates the embedding first",
         lambda draft: draft.concatenation != "embedding_hidden",
     ),
+    SINK_TOKENS,
     ACTIVATION,
 )  # fmt: skip
 
@@ -192,6 +194,10 @@ class EagleSpec(Architecture):
     @property
     def windows(self) -> tuple[int | None, ...]:
         return self.decoder.windows
+
+    @property
+    def sink_tokens(self) -> int:
+        return self.decoder.sink_tokens
 
     @property
     def reduced_vocabulary(self) -> bool:

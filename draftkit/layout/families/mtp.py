@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range, check_window
+from draftkit.layout.architecture import MAX_REPEATS, SINK_TOKENS, Architecture, Capability, check_range, check_window
 from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
 from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
 from draftkit.layout.quantization import module_of, modules_with_scales
@@ -32,6 +32,14 @@ class MtpSpec(Architecture):
     """
 
     SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}, "llama.cpp": {"mtp": "draft-mtp"}}
+    NEEDS: ClassVar = (
+        Capability(
+            "head-window", "a window that its target does not have",
+            "builds the heads with the windows of their target",
+            lambda draft: draft.sliding_window is not None,
+        ),
+        SINK_TOKENS,
+    )  # fmt: skip
     closed: ClassVar = ("config",)  # draftkit builds the head from its target's own
     whole_head: ClassVar = "its output layer is the target's"
 

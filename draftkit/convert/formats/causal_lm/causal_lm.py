@@ -17,7 +17,7 @@ from draftkit.errors import FormatError
 from draftkit.io.dtypes import QUANTIZED
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
+from draftkit.layout.families.causal_lm import WINDOWED, CausalLMSpec, TargetFeatures
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.quantization import name_of_format
 from draftkit.layout.spec import DraftSpec
@@ -81,13 +81,23 @@ def plan_causal_lm(
     spec = None
     if not facts.missing:
         architecture = CausalLMSpec(
-            config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features
-        )
+            config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features,
+            sliding_window=_window(checkpoint.config, facts),
+        )  # fmt: skip
         spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
     heads = find_heads(checkpoint)
     left = {} if heads is None else dict.fromkeys([*heads.tensors, *heads.unexpected], OWN_HEADS)
     moves = rename(checkpoint, full_names(checkpoint.tensors), left | dict(dropped or {}))
     return make_plan(name, checkpoint, facts, spec, moves, tokenizer_files(checkpoint.source.path))
+
+
+def _window(config: Mapping[str, object], facts: Facts) -> int | None:
+    """The window of all layers that the config says to vLLM, and transformers' class does not read."""
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    slides = isinstance(kinds, list) and set(kinds) == {"sliding_attention"}
+    if not (slides and isinstance(window, int) and config.get("model_type") == WINDOWED):
+        return None
+    return facts.record("sliding_window", window, "stated", "by layer_types, which vLLM reads")
 
 
 def full_names(tensors: Mapping[str, TensorHandle]) -> dict[str, str]:
@@ -122,8 +132,12 @@ def exported_config(draft: Draft) -> dict[str, object]:
 
 def exported_losses(draft: Draft) -> tuple[str, ...]:
     """What the layout of transformers has no place for."""
-    ids = draft.spec.architecture.expect(CausalLMSpec).head_ids
-    return () if ids is None else (f"head_ids is a list of {len(ids)} tokens, and engines propose any token",)
+    model = draft.spec.architecture.expect(CausalLMSpec)
+    ids, window = model.head_ids, model.sliding_window
+    found = [] if ids is None else [f"head_ids is a list of {len(ids)} tokens, and engines propose any token"]
+    if window is not None:
+        found.append(f"sliding_window is {window}, and a model runs with the windows of its own config there")
+    return tuple(found)
 
 
 def _check_quantizer(checkpoint: Checkpoint, facts: Facts) -> None:

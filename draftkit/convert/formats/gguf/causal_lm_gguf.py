@@ -126,7 +126,8 @@ def _config(kind: str, checkpoint: Checkpoint, decoder: Decoder, vocab_size: int
 
 
 def _losses(model: CausalLMSpec, decoder: Decoder) -> tuple[str, ...]:
-    window = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
+    own = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
+    window = own if model.sliding_window is None else model.sliding_window
     found = {
         f"hidden_act is {decoder.hidden_act}, and its graph has silu": decoder.hidden_act != "silu",
         f"rope_scaling is {decoder.rope.scaling}, and llama.cpp is told of none": not runs_scaling(decoder.rope),

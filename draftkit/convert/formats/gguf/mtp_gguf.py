@@ -16,7 +16,7 @@ from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf.heads import COPIED, HEADS, GgufHeads, HeadNames
 from draftkit.convert.formats.gguf.layers import CONFIG, own_json, own_object
-from draftkit.convert.formats.mtp.heads import TargetHeads
+from draftkit.convert.formats.mtp.heads import TargetHeads, refuse_window
 from draftkit.convert.formats.mtp.mtp import plan_heads
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
@@ -102,6 +102,7 @@ def export_into(outgoing: Outgoing) -> Export:
 
 def _export(outgoing: Outgoing, *, whole: bool) -> Export:
     spec = outgoing.draft.spec.architecture.expect(MtpSpec)
+    refuse_window(spec, outgoing.draft.path)
     names = _written_as(outgoing, spec)
     text: dict[str, Any] = language_model(spec.config)
     file = _target_file(outgoing)

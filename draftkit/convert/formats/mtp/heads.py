@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.errors import LayoutError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt
+from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.mtp import MOST, HeadKind, HeadParts, head_kind, heads_promised
 from draftkit.layout.target import language_model
 
@@ -19,6 +21,16 @@ WEIGHTS = (".weight", ".bias", "_bias", "_sinks")
 PROJECTIONS = ("eh_proj", "input_proj", "linear_proj")  # of both halves, side by side
 NORMS = ("enorm", "hnorm", "emb_norm", "embed_norm", "hidden_norm", "final_layernorm")
 LAYER = re.compile(r"(.*\blayers\.)(\d+)\.(.+)")
+
+
+def refuse_window(spec: MtpSpec, where: Path) -> None:
+    """Raise `LayoutError` for heads with a window of their own, which the config of no target says."""
+    if spec.sliding_window is not None:
+        raise LayoutError(
+            f"the heads have a window of {spec.sliding_window} tokens, and beside a target they run with its windows",
+            where=where,
+            hint="use --to unified, or take it away: draftkit convert --set sliding_window=none --set sink_tokens=0",
+        )
 
 
 @dataclass(frozen=True)

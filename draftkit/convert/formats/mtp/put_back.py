@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads
+from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads, refuse_window
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.io.atomic import atomic_folder
 from draftkit.io.dtypes import FLOATS, torch_dtype
@@ -114,6 +114,7 @@ def _fitting(draft: Draft, target: Checkpoint, shards: Mapping[str, list[str]]) 
     Raises `LayoutError` for heads that are not the target's.
     """
     spec = draft.spec.architecture.expect(MtpSpec)
+    refuse_window(spec, draft.path)
     found = find_heads(target)
     if found is None or not _same_kind(found, spec):
         raise LayoutError(
