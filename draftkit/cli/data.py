@@ -37,6 +37,7 @@ from draftkit.cli.options import (
     settled_dtype,
 )
 from draftkit.cli.output import (
+    answer_progress,
     console,
     counted_progress,
     print_json,
@@ -155,7 +156,7 @@ def regenerate(
     from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
     from draftkit.data.responses import ResponseFile
-    from draftkit.data.rows import LeftOutRows, read_rows
+    from draftkit.data.rows import LeftOutRows, most_rows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report, work_to_do
@@ -194,11 +195,9 @@ def regenerate(
     responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)
     stopping.kept = lambda: f"{len(file.done):,} rows are kept in {out}; the same command goes on"
-    with counted_progress("rows", limit) as on_rows:
-        report = answer(
-            rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
-            seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
-        )  # fmt: skip
+    with answer_progress("rows", before, most_rows(source, limit)) as on_answers:
+        renderer = Renderer(tokenizer, settings.template_options, system, template)
+        report = answer(rows, renderer, responder, file, seed=seed, on_progress=on_answers)
     result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before}
     result |= report.to_dict() | {"left_out": left_out.to_dict()}
     _say_left_out(left_out)
@@ -269,11 +268,8 @@ def synthesize(
     left_out: Mapping[str, int] = {}
     if before < count:
         responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
-        with counted_progress("prompts", count) as on_prompts:
-            on_prompts(before)
-            left_out = write_prompts(
-                count, cut, renderer, responder, file, settings, batch_size=4 * concurrency, on_progress=on_prompts
-            )
+        with answer_progress("prompts", before, count) as on_prompts:
+            left_out = write_prompts(count, cut, renderer, responder, file, settings, on_progress=on_prompts)
     if as_json:
         counts = {"prompts": len(file.done), "resumed": before, "left_out": left_out}
         print_json({"schema": 1, "target": target, "out": str(out)} | counts)
@@ -413,16 +409,17 @@ def _responder(
     target: OpenedTarget,
     sampling: Sampling,
     concurrency: int,
-    endpoint: str | None,
+    endpoints: list[str] | None,
     served_model: str | None,
     device: str | None,
     dtype: str | None,
 ) -> Responder:
-    """The endpoint where there is one, else the target in this process."""
-    from draftkit.data.responses import EndpointResponder, engine_responder
+    """The endpoints where there are some, else the target in this process."""
+    from draftkit.data.endpoints import EndpointResponder
+    from draftkit.data.responses import engine_responder
 
-    if endpoint is not None:
-        return EndpointResponder(endpoint, sampling, concurrency, served_model)
+    if endpoints:
+        return EndpointResponder(endpoints, sampling, concurrency, served_model)
     if served_model is not None:
         raise DraftkitError("--served-model is the name at an endpoint", hint="give --endpoint too")
     return engine_responder(target, sampling, concurrency, device=device, dtype=dtype)
@@ -433,16 +430,16 @@ def _say_left_out(left_out: LeftOutRows) -> None:
         print(left_out, file=sys.stderr)
 
 
-def _weights(target: OpenedTarget, endpoint: str | None, *, unread: bool = False) -> str | None:
+def _weights(target: OpenedTarget, endpoints: list[str] | None, *, unread: bool = False) -> str | None:
     """The digest of the weights that answer; None where a server has them, or they are to be left `unread`."""
     from draftkit.data.responses import engine_weights
 
-    return None if unread or endpoint is not None else engine_weights(target)
+    return None if unread or endpoints else engine_weights(target)
 
 
-def _done_before(file: ResponseFile, endpoint: str | None) -> int:
+def _done_before(file: ResponseFile, endpoints: list[str] | None) -> int:
     """How many rows of a file were done before."""
-    if file.done and endpoint is not None:
+    if file.done and endpoints:
         print(
             f"{file.path}: a server does not tell whether its weights are those that answered before", file=sys.stderr
         )

@@ -132,10 +132,13 @@ DtypeOption = Annotated[
         help="Default: bfloat16 on a GPU, float32 on the CPU; auto: bfloat16 where the CPU is fast at it too.",
     ),
 ]
-ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests waited for, together.")]
 EndpointOption = Annotated[
-    str | None,
-    typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
+    list[str] | None,
+    typer.Option(
+        help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it; repeatable. Behind it "
+        "=NAME of the environment variable with its key, where that is not OPENAI_API_KEY."
+    ),
 ]
 ServedModelOption = Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")]
 LoraOption = Annotated[

@@ -73,13 +73,15 @@ def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator
         yield show
 
 
-def _progress_lines(in_bytes: bool, *, begins: bool = False) -> ShowProgress:
-    """A line every minute, and where it `begins`, when the name is another."""
+def _progress_lines(in_bytes: bool, *, begins: bool = False, time_left: bool = False) -> ShowProgress:
+    """A line every minute, and where it `begins`, when the name is another; with the time left where it is wanted."""
     began = said = time.monotonic()
     named = ""
+    before: int | None = None  # what was done when this began
 
     def show(name: str, done: int, total: int | None, detail: str = "") -> None:
-        nonlocal said, named
+        nonlocal said, named, before
+        before = done if before is None else before
         if begins and name != named:
             named, said = name, time.monotonic()
             print(name, file=sys.stderr, flush=True)
@@ -87,8 +89,8 @@ def _progress_lines(in_bytes: bool, *, begins: bool = False) -> ShowProgress:
         if time.monotonic() - said < PROGRESS_SECONDS:
             return
         said = time.monotonic()
-        if begins and done and total:
-            left = timedelta(seconds=round((said - began) * (total - done) / done))
+        if (begins or time_left) and total and done > before:
+            left = timedelta(seconds=round((said - began) * (total - done) / (done - before)))
             detail += f", about {left} left"
         amount, whole = (f"{n / 1e9:,.1f} GB" if in_bytes else f"{n:,}" for n in (done, total or 0))
         print(f"{name}: {amount}{'' if total is None else f' of {whole}'}{detail}", file=sys.stderr, flush=True)
@@ -109,6 +111,24 @@ def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) ->
 
         if sys.stderr.isatty():
             show(name, 0, total)
+        yield advance
+
+
+@contextmanager
+def answer_progress(name: str, done: int, total: int | None) -> Iterator[Callable[[int, int], None]]:
+    """Progress of answers, of which some are `done`, with the tokens a second of this run and the time left: yields a
+    function that is called with how many more are done, and how many more tokens were drawn."""
+    bar = shown_progress(one_bar=True) if sys.stderr.isatty() else nullcontext(_progress_lines(False, time_left=True))
+    with bar as show:
+        tokens, began = 0, time.monotonic()
+
+        def advance(rows: int, drawn: int) -> None:
+            nonlocal done, tokens
+            done += rows
+            tokens += drawn
+            show(name, done, total, f", {tokens / max(time.monotonic() - began, 1e-9):,.0f} tokens/s" if tokens else "")
+
+        advance(0, 0)
         yield advance
 
 

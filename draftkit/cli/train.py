@@ -209,7 +209,7 @@ def adapt(
         seed=seed,
         lora=None if lora is None else parse_lora(lora),
         training=tuple(settings or ()),
-        endpoint=endpoint,
+        endpoints=tuple(endpoint or ()),
         served_model=served_model,
         concurrency=concurrency,
         device=device,

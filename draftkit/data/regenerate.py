@@ -6,9 +6,10 @@ What is stored are the token ids that were read and drawn, so that training need
 from __future__ import annotations
 
 import hashlib
+import time
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Literal
 
 from draftkit.data.loss_mask import Renderer, Turn, merged
@@ -20,6 +21,11 @@ from draftkit.errors import DraftkitError, require_count
 from draftkit.hub.local_paths import public_name
 from draftkit.requests import SamplingParameters
 from draftkit.targets.chat import TemplateRejection
+
+WRITE_SECONDS = 1.0  # between two times that answers are written: each waits for the disk
+IN_VAIN = 64  # rows without an answer, after which none is expected
+
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass
@@ -184,54 +190,108 @@ def regenerate(
     out: ResponseFile,
     *,
     seed: int = 0,
-    batch_size: int = 64,
-    on_progress: Callable[[int], None] = lambda _: None,
+    on_progress: OnProgress = lambda rows, tokens: None,
 ) -> RowCounts:
-    """Answer rows in batches and append each batch to `out`; rows that it has are passed over.
+    """Answer rows, as many together as the responder does, and append each to `out` within a second of its end; rows
+    that it has are passed over, whatever their order.
 
-    `on_progress` is told how many rows each batch had. The answer to a row depends on its id, its turn and `seed`, not
-    on the other rows or on how often the run was interrupted, up to the numerics of batched matrix products. Returns
-    counts of the rows of this run. Raises `DraftkitError` when no row of the first batch is answered and for a row of
-    which `out` has the answer to another one, and what the responder and the file raise.
+    `on_progress` is told of rows that are done, and of tokens that were drawn. The answer to a row depends on its id,
+    its turn and `seed`, not on the other rows or on how often the run was interrupted, up to the numerics of batched
+    matrix products. Returns counts of the rows of this run. Raises `DraftkitError` when none of the first `IN_VAIN`
+    rows is answered and for a row of which `out` has the answer to another one, and what the responder and the file
+    raise.
     """
-    report = RowCounts()
-    rows = iter(rows)
-    while batch := list(islice(rows, batch_size)):
-        dialogues = [Dialogue.of(row) for row in batch if not out.has(row)]
-        _converse(dialogues, renderer, responder, seed)
-        _check_answered(dialogues, out)
-        if dialogues:
-            out.append(dialogue.to_dict() for dialogue in dialogues)
-        for dialogue in dialogues:
-            _count(dialogue, report)
-        on_progress(len(batch))
-    return report
+    dialogues = _Dialogues(rows, renderer, out, seed)
+    try:
+        for prompt, answer in responder.respond(dialogues.ask):
+            dialogues.answer(prompt, answer)
+            on_progress(0, 0 if isinstance(answer, Refusal) else len(answer))
+            on_progress(dialogues.write(WRITE_SECONDS), 0)
+    finally:
+        on_progress(dialogues.write(), 0)
+    dialogues.check_answered()
+    return dialogues.counts
+
+
+class _Dialogues:
+    """The rows of a run: which turn is asked next, which are waited for, and those that are done but not yet written.
+
+    `counts`: of those that are written.
+    """
+
+    def __init__(self, rows: Iterable[Row], renderer: Renderer, out: ResponseFile, seed: int):
+        self.counts = RowCounts()
+        self._rows = iter(rows)
+        self._renderer = renderer
+        self._out = out
+        self._seed = seed
+        self._begun: dict[str, str] = {}  # the digests of the rows of this run
+        self._going_on: deque[Dialogue] = deque()
+        self._asked: dict[str, Dialogue] = {}
+        self._done: list[Dialogue] = []
+        self._written = time.monotonic()
+
+    def ask(self) -> RowPrompt | None:
+        """The next turn of a row that goes on, else the first of another; None where there is neither now."""
+        while (dialogue := self._going_on.popleft() if self._going_on else self._new()) is not None:
+            tokens = dialogue.ask(self._renderer)
+            if tokens is None:
+                self._done.append(dialogue)
+                continue
+            row, turn = dialogue.row, len(dialogue.turns)
+            self._asked[row.id] = dialogue
+            return RowPrompt(row.id, tuple(tokens), row_seed(self._seed, row.id, turn), goes_on=turn > 0)
+        return None
+
+    def _new(self) -> Dialogue | None:
+        """The next row that is neither done nor under way."""
+        for row in self._rows:
+            if self._out.has(row, self._begun):
+                continue
+            self._begun[row.id] = row.sha256
+            return Dialogue.of(row)
+        return None
+
+    def answer(self, prompt: RowPrompt, answer: tuple[int, ...] | Refusal) -> None:
+        """Take in the answer to what was asked."""
+        dialogue = self._asked.pop(prompt.id)
+        if isinstance(answer, Refusal):
+            dialogue.refuse(Reason.REFUSED, answer.reason)
+        else:
+            dialogue.answer(prompt.tokens, answer, self._renderer)
+        self._going_on.append(dialogue)
+
+    def write(self, every: float = 0.0) -> int:
+        """Write what is done, unless the last time was less than so many seconds ago. Returns how many rows.
+
+        A file is not begun with rows of which none is answered.
+        """
+        if not self._done or time.monotonic() - self._written < every:
+            return 0
+        if not self._out.path.exists() and not any(dialogue.turns for dialogue in self._done):
+            if len(self._done) >= IN_VAIN:
+                self.check_answered()
+            return 0
+        self._out.append(dialogue.to_dict() for dialogue in self._done)
+        for dialogue in self._done:
+            _count(dialogue, self.counts)
+        written, self._done, self._written = len(self._done), [], time.monotonic()
+        return written
+
+    def check_answered(self) -> None:
+        """Raise `DraftkitError` where rows are left that were not written, as none was answered."""
+        if self._done:
+            reason, detail = self._done[0].refused or (Reason.REFUSED, "")
+            raise DraftkitError(
+                f"none of the first {len(self._done)} rows can be answered; the first is {reason}: {detail}",
+                where=self._done[0].row.where,
+            )
 
 
 def row_seed(seed: int, row: str, turn: int) -> int:
     """The seed of one answer, below 2⁶³, which is what servers take."""
     digest = hashlib.sha256(f"{seed}\0{row}\0{turn}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) >> 1
-
-
-def _converse(dialogues: list[Dialogue], renderer: Renderer, responder: Responder, seed: int) -> None:
-    """All turns of all dialogues, the n-th of each together."""
-    while asked := [(d, tokens) for d in dialogues if (tokens := d.ask(renderer)) is not None]:
-        prompts = [RowPrompt(d.row.id, tuple(tokens), row_seed(seed, d.row.id, len(d.turns))) for d, tokens in asked]
-        for (dialogue, tokens), answer in zip(asked, responder.respond(prompts), strict=True):
-            if isinstance(answer, Refusal):
-                dialogue.refuse(Reason.REFUSED, answer.reason)
-            else:
-                dialogue.answer(tokens, answer, renderer)
-
-
-def _check_answered(dialogues: list[Dialogue], out: ResponseFile) -> None:
-    if dialogues and not out.path.exists() and not any(dialogue.turns for dialogue in dialogues):
-        reason, detail = dialogues[0].refused or (Reason.REFUSED, "")
-        raise DraftkitError(
-            f"none of the first {len(dialogues)} rows can be answered; the first is {reason}: {detail}",
-            where=dialogues[0].row.where,
-        )
 
 
 def _count(dialogue: Dialogue, report: RowCounts) -> None:

@@ -1,29 +1,24 @@
-"""Answers to prompts, by the target in draftkit's own engine or by a server that has it, and the file of the answers.
+"""Answers to prompts, by the target in draftkit's own engine, and the file of the answers.
 
-The file grows by whole batches, so that a killed run goes on where it stopped.
+The file grows by whole lines, so that a killed run goes on where it stopped. `endpoints` has answers by servers.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 from transformers import PreTrainedModel
 
 from draftkit.data.rows import REGENERATED, Row
-from draftkit.engines.connections import Limits
-from draftkit.engines.http import Api, RejectedRequest
-from draftkit.engines.servers.server import possible
-from draftkit.engines.vllm.client import CompletionsClient
-from draftkit.errors import DraftkitError, FormatError, SourceError, command
+from draftkit.errors import DraftkitError, FormatError, command
 from draftkit.hub.local_paths import public_name
 from draftkit.io.atomic import DISK_FAILURES
 from draftkit.io.jsonl import dump_line, read_lines
@@ -35,17 +30,18 @@ from draftkit.runtime.engine import Engine
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.target import Target
 
-LIMITS = Limits(silence=3600.0)  # one response, of which nothing is to be seen before its end, may wait for others
-PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again
-
 
 @dataclass(frozen=True)
 class RowPrompt:
-    """Token ids to answer, the id of the row, and the seed of the answer's random numbers, below 2⁶³."""
+    """Token ids to answer, the id of the row, and the seed of the answer's random numbers, below 2⁶³.
+
+    `goes_on`: whether the row has been answered before, so that a server may still have what it read then.
+    """
 
     id: str
     tokens: tuple[int, ...]
     seed: int
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,20 @@ class Sampling:
     end_ids: frozenset[int]
 
 
-class Responder(Protocol):
-    """Answers prompts in their order, with the very token ids; the one that ended an answer is its last."""
+Responded = tuple[RowPrompt, tuple[int, ...] | Refusal]
+NextRow = Callable[[], RowPrompt | None]
 
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]: ...
+
+class Responder(Protocol):
+    """Answers prompts with the very token ids; the one that ended an answer is its last."""
+
+    def respond(self, ask: NextRow) -> Iterator[Responded]:
+        """Answer what `ask` gives, as soon as there is room, and give each answer once it is there.
+
+        `ask` gives None where there is nothing to ask now; it is asked again when the next answer was taken. The end is
+        where it gives None and no answer is waited for. At most one prompt of an id is under way.
+        """
+        ...
 
 
 class EngineResponder:
@@ -77,24 +83,31 @@ class EngineResponder:
         self.sampling = sampling
         self.engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=concurrency)
 
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
+    def respond(self, ask: NextRow) -> Iterator[Responded]:
         """The answers; a prompt that fills the target's context is refused."""
-        positions = self.engine.target.positions
-        requests = {
-            index: Request(
-                prompt.id,
-                prompt.tokens,
-                min(self.sampling.max_new_tokens, positions.room(len(prompt.tokens))),
-                replace(self.sampling.parameters, seed=prompt.seed),
-                self.sampling.end_ids,
-            )
-            for index, prompt in enumerate(prompts)
-            if positions.room(len(prompt.tokens)) > 0
-        }
-        generations = self.engine.generate(requests.values())
-        answers = {index: tuple(g.tokens) for index, g in zip(requests, generations, strict=True)}
-        refusal = f"its tokens fill the target's context of {positions.most}"
-        return [answers.get(i, Refusal(f"{len(p.tokens)} prompt tokens: {refusal}")) for i, p in enumerate(prompts)]
+        positions, sampling = self.engine.target.positions, self.sampling
+        asked: dict[str, RowPrompt] = {}
+        refused: list[Responded] = []
+
+        def request() -> Request | None:
+            while (prompt := ask()) is not None:
+                if room := max(positions.room(len(prompt.tokens)), 0):
+                    asked[prompt.id] = prompt
+                    most, drawn = min(sampling.max_new_tokens, room), replace(sampling.parameters, seed=prompt.seed)
+                    return Request(prompt.id, prompt.tokens, most, drawn, sampling.end_ids)
+                why = f"{len(prompt.tokens)} prompt tokens: its tokens fill the target's context of {positions.most}"
+                refused.append((prompt, Refusal(why)))
+            return None
+
+        while True:
+            for generation in self.engine.stream(request):
+                yield asked.pop(generation.request.id), tuple(generation.tokens)
+                while refused:
+                    yield refused.pop()
+            if not refused:
+                return
+            while refused:  # whoever takes these may have more to ask
+                yield refused.pop()
 
 
 def engine_weights(target: str | OpenedTarget) -> str:
@@ -123,60 +136,6 @@ def engine_responder(
 
 def _served_instead(target: str) -> str:
     return f"{command('vllm', 'serve', target)}, and --endpoint http://HOST:PORT/v1 of that server"
-
-
-class EndpointResponder:
-    """A server with OpenAI's `/v1/completions` that takes and returns token ids, as vLLM does (`return_token_ids`).
-
-    `endpoint` is its address up to `/v1`; `model` None takes the only one that it serves. `OPENAI_API_KEY` is sent when
-    it is set. Raises `SourceError` when the server cannot be reached.
-    """
-
-    def __init__(self, endpoint: str, sampling: Sampling, concurrency: int, model: str | None = None):
-        self.client = CompletionsClient(
-            Api(
-                endpoint,
-                limits=LIMITS,
-                pauses=PAUSES,
-                hint="check address, model name and OPENAI_API_KEY; the same command goes on where this one stopped",
-            )
-        )
-        self.sampling = sampling
-        self.concurrency = concurrency
-        self.model = model or self._served_model()
-
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
-        """The answers; a prompt that the server rejects is refused.
-
-        Raises `SourceError` when the server goes away, does not know the model, or returns no token ids.
-        """
-        pool = ThreadPoolExecutor(self.concurrency)
-        try:
-            return list(pool.map(self._complete, prompts))
-        except BaseException:
-            self.client.api.leave()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt, what has not begun never does
-
-    def _served_model(self) -> str:
-        names = self.client.models()
-        if len(names) != 1:
-            raise SourceError(
-                f"the endpoint serves {', '.join(names) or 'no models'}",
-                where=self.client.api.root,
-                hint="say which one with --served-model",
-            )
-        return names[0]
-
-    def _complete(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
-        drawn = replace(self.sampling.parameters, seed=prompt.seed)
-        request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
-        ask = functools.partial(self.client.complete, self.model, request, self.sampling.end_ids)
-        try:
-            return possible(ask, request, self.client.api.root).ids
-        except RejectedRequest as error:
-            return Refusal(error.said)
 
 
 PLACES = ("source", "target")  # settings that say where something lies, of which the name counts
@@ -232,15 +191,17 @@ class ResponseFile:
             ) from error
         self.done.update((str(row["id"]), row.get("row_sha256")) for row in added)
 
-    def has(self, row: Row) -> bool:
-        """Whether a row is done. Raises `DraftkitError` where another one is, of the same id."""
-        if row.id in self.done and self.done[row.id] not in (None, row.sha256):
+    def has(self, row: Row, begun: Mapping[str, str] = MappingProxyType({})) -> bool:
+        """Whether a row is done, or among those that are `begun`, by id and digest. Raises `DraftkitError` where
+        another one is, of the same id."""
+        found = self.done.get(row.id, begun.get(row.id, ...))
+        if found not in (..., None, row.sha256):
             raise DraftkitError(
                 f"{self.path.name} has the answer to another row {row.id}, which has changed since",
                 where=row.where,
                 hint="give the rows that it was begun with to go on with it, or write to another file",
             )
-        return row.id in self.done
+        return found is not ...
 
     def _resume(self) -> None:
         lines = read_lines(self.path)

@@ -8,15 +8,16 @@ loop, and of a language that is wanted.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from draftkit.data.categories import LANGUAGES, language_of
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.regenerate import row_seed
+from draftkit.data.regenerate import WRITE_SECONDS, OnProgress, row_seed
 from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
 from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
@@ -147,46 +148,87 @@ def synthesize(
     out: PromptFile,
     settings: SynthesizeSettings,
     *,
-    batch_size: int = 64,
-    on_progress: Callable[[int], None] = lambda _: None,
+    on_progress: OnProgress = lambda prompts, tokens: None,
 ) -> Counter[str]:
     """Append prompts to `out` until it has `count`; returns how many attempts of this run were left out, by reason.
 
-    Attempt n depends on the seed and n alone, and what is kept on the attempts before it, not on the size of batches or
-    on how often the run was interrupted, up to the numerics of batched matrix products. Raises `DraftkitError` where
-    `IN_VAIN` attempts in a row give nothing, and what the responder and the file raise.
+    Attempt n depends on the seed and n alone, and what is kept on the attempts before it, not on how many are made
+    together or on how often the run was interrupted, up to the numerics of batched matrix products. Raises
+    `DraftkitError` where `IN_VAIN` attempts in a row give nothing, and what the responder and the file raise.
     """
-    left_out: Counter[str] = Counter()
-    in_vain = 0
-    while len(out.done) < count:
-        missing = count - len(out.done)
-        numbers = range(out.attempts, out.attempts + min(batch_size, missing + missing // 4 + 1))  # some are left out
-        ids = [f"{ID}{number}" for number in numbers]
-        answers = responder.respond([RowPrompt(id, cut.tokens, row_seed(settings.seed, id, 0)) for id in ids])
-        kept: list[dict[str, object]] = []
-        for id, answer in zip(ids, answers, strict=True):
-            if len(out.done) + len(kept) == count:
-                break
-            text, reason = _prompt_of(answer, cut, renderer.target, settings, out.seen)
-            if reason:
-                left_out[reason] += 1
-                in_vain += 1
-                continue
-            in_vain = 0
-            out.seen.add(_words(text))
-            kept.append({"id": id, "category": language_of(text), "prompt": text})
-        if kept:
-            out.append(kept)
-            on_progress(len(kept))
-        out.attempts = numbers.stop
-        if in_vain >= IN_VAIN:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
+    attempts = _Attempts(count, cut, renderer, out, settings)
+    try:
+        for prompt, answer in responder.respond(attempts.ask):
+            attempts.answer(prompt, answer)
+            on_progress(0, 0 if isinstance(answer, Refusal) else len(answer))
+            on_progress(attempts.write(WRITE_SECONDS), 0)
+            attempts.check()
+    finally:
+        on_progress(attempts.write(), 0)
+    return attempts.left_out
+
+
+class _Attempts:
+    """The attempts of a run: which is asked for next, and what has become of those before.
+
+    Answers are judged in the order of attempts, as each is held against what was kept before.
+    """
+
+    def __init__(self, count: int, cut: Opening, renderer: Renderer, out: PromptFile, settings: SynthesizeSettings):
+        self.left_out: Counter[str] = Counter()
+        self._count, self._cut, self._renderer, self._out, self._settings = count, cut, renderer, out, settings
+        self._asked = out.attempts
+        self._waiting: dict[str, tuple[int, ...] | Refusal] = {}
+        self._kept: list[dict[str, object]] = []
+        self._in_vain = 0
+        self._written = time.monotonic()
+
+    @property
+    def _missing(self) -> int:
+        return self._count - len(self._out.done) - len(self._kept)
+
+    def ask(self) -> RowPrompt | None:
+        """The next attempt; None where enough are under way, some of which will be left out."""
+        if not self._missing or self._asked - self._out.attempts > self._missing + self._missing // 4:
+            return None
+        id = f"{ID}{self._asked}"
+        self._asked += 1
+        return RowPrompt(id, self._cut.tokens, row_seed(self._settings.seed, id, 0))
+
+    def answer(self, prompt: RowPrompt, answer: tuple[int, ...] | Refusal) -> None:
+        """Take in what was written, and judge all attempts that are next in turn."""
+        self._waiting[prompt.id] = answer
+        while self._missing and (id := f"{ID}{self._out.attempts}") in self._waiting:
+            self._out.attempts += 1
+            self._judge(id, self._waiting.pop(id))
+
+    def _judge(self, id: str, answer: tuple[int, ...] | Refusal) -> None:
+        seen = self._out.seen
+        text, reason = _prompt_of(answer, self._cut, self._renderer.target, self._settings, seen)
+        self._in_vain = self._in_vain + 1 if reason else 0
+        if reason:
+            self.left_out[reason] += 1
+            return
+        seen.add(_words(text))
+        self._kept.append({"id": id, "category": language_of(text), "prompt": text})
+
+    def write(self, every: float = 0.0) -> int:
+        """Write what is kept, unless the last time was less than so many seconds ago. Returns how many prompts."""
+        if not self._kept or time.monotonic() - self._written < every:
+            return 0
+        self._out.append(self._kept)
+        written, self._kept, self._written = len(self._kept), [], time.monotonic()
+        return written
+
+    def check(self) -> None:
+        """Raise `DraftkitError` where `IN_VAIN` attempts in a row gave nothing."""
+        if self._in_vain >= IN_VAIN:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
             raise DraftkitError(
-                f"{in_vain} attempts in a row gave no prompt: {reasons}",
-                where=renderer.target.name,
+                f"{self._in_vain} attempts in a row gave no prompt: {reasons}",
+                where=self._renderer.target.name,
                 hint="what was kept is in the file; a higher --temperature or --max-new-tokens, or other --language",
             )
-    return left_out
 
 
 def _prompt_of(

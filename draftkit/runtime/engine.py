@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -166,23 +166,60 @@ class Engine:
         ]
         notify = self._notifier(generations, on_round, on_text)
         self.reserve(max((g.request.max_length for g in generations), default=0))
-        self._reach = 0
         queue = deque(generations)
+        for _ in self._finished(lambda: queue.popleft() if queue else None, notify):
+            pass
+        return generations
+
+    def stream(self, ask: Callable[[], Request | None]) -> Iterator[Generation]:
+        """Generate what `ask` gives, each as soon as a slot is free, and give each generation once it is finished.
+
+        `ask` gives None where there is nothing now, and is asked again a round later; the end is where it gives None
+        and nothing is under way. A request that is longer than all before it waits until those are finished, and room
+        is made for it then. Raises as `generate`.
+        """
+        held: list[Generation] = []  # at most one, which there is no room for yet
+
+        def take() -> Generation | None:
+            if not held and (request := ask()) is not None:
+                self._check(request)
+                held.append(Generation(request))
+            return held.pop() if held and self._has_room(held[0].request.max_length) else None
+
+        while True:
+            self.reserve(held[0].request.max_length if held else 0)
+            found = self._finished(take, lambda touched: None)
+            while (generation := self._next(found)) is not None:
+                yield generation
+            if not held:
+                return
+
+    @torch.inference_mode()
+    @explains_memory
+    def _next(self, found: Iterator[Generation]) -> Generation | None:
+        return next(found, None)
+
+    def _finished(self, take: Callable[[], Generation | None], notify: OnRound) -> Iterator[Generation]:
+        """Run what `take` gives in the slots that are free, until it gives None and all are; each once it is finished.
+        `notify` sees what each round has touched."""
+        self._reach = 0
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
         overlap = 0 if self.drafter is None else self.drafter.overlap
         prefill = Prefill(self.target, self._cache, self.prefill_chunk, overlap)
-        while queue or prefill or active:
-            while queue and free:
-                generation = queue.popleft()
+        while True:
+            while free and (generation := take()) is not None:
                 generation.started = time.perf_counter()
                 prefill.add(generation, free.pop(0))
+            if not (prefill or active):
+                return
             for prompt in self._admit(prefill.step()) if prefill else ():
                 if prompt.generation.finished is None:
                     active[prompt.slot] = prompt.generation
                 else:
                     free.append(prompt.slot)
                     notify([prompt.generation])
+                    yield prompt.generation
             if not active:
                 continue
             touched = dict(sorted(active.items()))
@@ -192,7 +229,7 @@ class Engine:
                 if generation.finished is not None:
                     del active[slot]
                     free.append(slot)
-        return generations
+                    yield generation
 
     def _request(
         self, number: int, prompt: Request | str | Sequence[int], sampling: SamplingParameters, max_new_tokens: int
@@ -249,11 +286,10 @@ class Engine:
 
         Raises `DraftkitError` before anything is allocated where memory does not suffice.
         """
-        capacity = length + self._span + 1  # a round may overshoot the end
         taken = self.drafter is not None and _SERVED.get(id(self.drafter)) is not self
-        if capacity <= self._capacity and not taken:
+        if self._has_room(length) and not taken:
             return
-        capacity = max(capacity, self._capacity)
+        capacity = max(self._positions(length), self._capacity)
         self._release()
         rows = self.k if self.tree is None else self.tree.nodes
         require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=rows)
@@ -272,6 +308,13 @@ class Engine:
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         self._capacity = capacity
+
+    def _positions(self, length: int) -> int:
+        """Those of a slot that sequences of `length` tokens take: a round may overshoot the end."""
+        return length + self._span + 1
+
+    def _has_room(self, length: int) -> bool:
+        return self._positions(length) <= self._capacity
 
     def _release(self) -> None:
         """Give back the room of every slot: what is asked for next need not fit beside it."""

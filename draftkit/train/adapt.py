@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from draftkit.data.categories import category_of, sliced
+from draftkit.data.endpoints import EndpointResponder
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.packing import pack
 from draftkit.data.prepare import samples_of
 from draftkit.data.regenerate import regenerate
 from draftkit.data.request_logs import Logged, read_request_logs
-from draftkit.data.responses import EndpointResponder, Responder, ResponseFile, Sampling, engine_responder
+from draftkit.data.responses import Responder, ResponseFile, Sampling, engine_responder
 from draftkit.data.rows import LeftOutRows, Row, read_rows
 from draftkit.data.samples import RowCounts, Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
@@ -45,11 +46,8 @@ from draftkit.train.run import train_draft
 from draftkit.train.tuner import DraftTuner, SimulatedAcceptance, recipe_of
 
 SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
-WHERE = (
-    "endpoint",
-    "served_model",
-    "concurrency",
-)  # settings that say who answers, not what: they may change on the way
+# Settings that say who answers, not what: they may change on the way.
+WHERE = ("endpoints", "served_model", "concurrency")
 SYNTHESIZED, NOTHING = "synthesized", "none"  # values of `replay` besides a source of rows
 LEAST_GENERAL = 16  # how many general prompts there are at least, where there are to be any
 VALIDATIONS = 8  # how many validations a run has, about
@@ -69,6 +67,7 @@ class AdaptSettings:
       target's own; all others are answered anew.
     - `replay`: where general rows come from: any source of `read_rows`, `synthesized` by the target, or `none`.
       `replay_share`: their share of all rows.
+    - `endpoints`: servers that answer, as `EndpointResponder` takes them; none: the target in this process.
     - `held_out`: the share of both that judges. `k`: draft tokens a round. `temperature`: of serving.
     - `training`: settings of `TrainConfig` by name, as `optimization.lr=1e-4`; `lora`: of its adapters, None for all
       weights.
@@ -90,7 +89,7 @@ class AdaptSettings:
     seed: int = 0
     lora: Mapping[str, object] | None = None
     training: tuple[str, ...] = ()
-    endpoint: str | None = None
+    endpoints: tuple[str, ...] = ()
     served_model: str | None = None
     concurrency: int = 16
     device: str | None = None
@@ -190,7 +189,7 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         requests, run = _requests(settings, target, said), _run(settings, recipe)
         digests = {"target_sha256": weights_sha256(target.folder), "draft_sha256": draft_sha256(draft.draft)}
         responder = _Responder(settings, target, requests.renderer.target)
-        if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
+        if settings.endpoints and not (out / SETTINGS_FILE).exists():
             responder.get()  # a server that cannot be asked is known before anything is written
         _check_settings(out / SETTINGS_FILE, settings, digests)
         samples = _samples(settings, requests, responder, said)
@@ -307,15 +306,15 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
               "target": public_name(settings.target), "temperature": settings.temperature, "seed": settings.seed,
               "max_new_tokens": settings.max_new_tokens}  # fmt: skip
     answers = ResponseFile(out / "answers.jsonl", header)
-    if answers.done and settings.endpoint is not None:
-        said(f"{settings.endpoint} does not tell whether its weights are those that answered before")
+    if answers.done and settings.endpoints:
+        said(f"{', '.join(settings.endpoints)}: no server tells whether its weights are those that answered before")
     if gone := answers.done.keys() - {row.id for row in rows}:
         raise DraftkitError(
             f"{len(gone)} answers are to requests that are no longer there, as {min(gone)}", where=settings.traffic,
             hint="give the log and the general rows that the folder was begun with, or another folder",
         )  # fmt: skip
     if not all(answers.has(row) for row in rows):
-        regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, batch_size=4 * settings.concurrency)
+        regenerate(rows, renderer, responder.get(), answers, seed=settings.seed)
     responder.free()
     given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
     made = [sliced(s, tokenizer) for s in samples_of(given, renderer, RowCounts(), settings.max_length)]
@@ -344,9 +343,9 @@ class _Responder:
     def get(self, sampling: Sampling | None = None) -> Responder:
         settings = self._settings
         if self._loaded is None:
-            if settings.endpoint is not None:
+            if settings.endpoints:
                 self._loaded = EndpointResponder(
-                    settings.endpoint, self._sampling, settings.concurrency, settings.served_model
+                    settings.endpoints, self._sampling, settings.concurrency, settings.served_model
                 )
             else:
                 self._loaded = engine_responder(
@@ -386,8 +385,7 @@ def _synthesized(
     )
     file = PromptFile(Path(settings.out) / "prompts.jsonl", how.header(renderer.target))
     if len(file.done) < count:
-        batch_size = 4 * settings.concurrency
-        synthesize(count, cut, renderer, responder.get(how.sampling(cut)), file, how, batch_size=batch_size)
+        synthesize(count, cut, renderer, responder.get(how.sampling(cut)), file, how)
     return list(read_rows(str(file.path), limit=count))
 
 

@@ -33,7 +33,7 @@ from fixtures.servers.hostile_servers import Exchange, HostileServer, Spoil, at,
 from fixtures.servers.hub_server import HubServer
 from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
 
-from draftkit.data import responses
+from draftkit.data import endpoints
 from draftkit.engines.connections import Limits
 from draftkit.engines.records import Answer
 from draftkit.engines.servers import server
@@ -343,8 +343,8 @@ def completion(body: dict[str, object]) -> tuple[int, dict[str, object]]:
 
 
 def cases(corpus: Path) -> Iterator[Case]:
-    server.LIMITS = responses.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
-    responses.PAUSES = (0.0, 0.0, 0.0)
+    server.LIMITS = endpoints.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
+    endpoints.PAUSES = (0.0, 0.0, 0.0)
     served.SETTLING = 0.1
     found = [*_evaluations(corpus), *_redirections(corpus), *_answers(corpus), *_regenerations(corpus), *_hubs()]
     random.Random(0).shuffle(found)  # so that the first cases are of every kind

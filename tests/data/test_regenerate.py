@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +23,21 @@ from hypothesis import strategies as st
 from transformers.utils import logging
 
 from draftkit import zoo
-from draftkit.data import responses
+from draftkit.data import endpoints
+from draftkit.data.endpoints import EndpointResponder
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.regenerate import plan, regenerate, row_seed
-from draftkit.data.responses import EndpointResponder, EngineResponder, Refusal, ResponseFile, RowPrompt, Sampling
+from draftkit.data.responses import (
+    EngineResponder,
+    NextRow,
+    Refusal,
+    Responded,
+    Responder,
+    ResponseFile,
+    RowPrompt,
+    Sampling,
+)
 from draftkit.data.rows import Conversation, Row, Served, read_rows
 from draftkit.data.samples import Reason, RowCounts, read_samples
 from draftkit.data.tokenizer import load_tokenizer
@@ -72,23 +83,47 @@ def response(prompt: Sequence[int], seed: int) -> tuple[int, ...]:
 
 
 class Echo:
-    """Answers with `response`; can fail at the n-th call."""
+    """Answers with `response`, of `together` prompts any one first; can be interrupted at the n-th prompt."""
 
-    def __init__(self, fail_at: int | None = None):
-        self.calls = 0
+    def __init__(self, fail_at: int | None = None, together: int = 2, order: int = 0):
+        self.asked: list[RowPrompt] = []
         self.fail_at = fail_at
+        self.together = together
+        self.random = random.Random(order)
 
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
-        self.calls += 1
-        if self.calls == self.fail_at:
-            raise KeyboardInterrupt
-        return [response(prompt.tokens, prompt.seed) for prompt in prompts]
+    def respond(self, ask: NextRow) -> Iterator[Responded]:
+        waiting: list[RowPrompt] = []
+        while True:
+            while len(waiting) < self.together and (prompt := ask()) is not None:
+                waiting.append(prompt)
+                self.asked.append(prompt)
+                if len(self.asked) == self.fail_at:
+                    raise KeyboardInterrupt
+            if not waiting:
+                return
+            prompt = waiting.pop(self.random.randrange(len(waiting)))
+            yield prompt, self.answer(prompt)
+
+    def answer(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
+        return response(prompt.tokens, prompt.seed)
 
 
 def answer(path: Path, responder: Echo, rows: list[Row] = ROWS, **changes: object) -> RowCounts:
-    return regenerate(
-        rows, Renderer(TARGET), responder, ResponseFile(path, SETTINGS | changes), batch_size=2
-    )  # fmt: skip
+    return regenerate(rows, Renderer(TARGET), responder, ResponseFile(path, SETTINGS | changes))
+
+
+def answers(responder: Responder, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
+    """The answers in the order of the prompts, which have different ids."""
+    left = iter(prompts)
+    found = {prompt.id: answer for prompt, answer in responder.respond(lambda: next(left, None))}
+    assert len(found) == len(prompts)
+    return [found[prompt.id] for prompt in prompts]
+
+
+def lines(path: Path) -> list[bytes]:
+    """The lines of a file, the first as it is, the rows in the order of their ids."""
+    first, *rows = path.read_bytes().splitlines(keepends=True)
+    return [first, *sorted(rows)]
 
 
 def test_every_assistant_turn_is_the_targets(tmp_path: Path) -> None:
@@ -97,8 +132,8 @@ def test_every_assistant_turn_is_the_targets(tmp_path: Path) -> None:
     assert (report.rows, report.tallies) == (5, {})
     rows = {row.id: row for row in read_rows(str(path))}
     assert rows.keys() == {row.id for row in ROWS}
-    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    three = next(line for line in lines if line["id"] == "three")
+    found = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    three = next(line for line in found if line["id"] == "three")
     roles = [message["role"] for message in three["messages"]]
     assert roles == ["user", "assistant"] * 3
     assert not any("old" in message["content"] for message in three["messages"])
@@ -118,8 +153,8 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_samples_of_their_own(
     assert tuple(TARGET.tokenizer("the", add_special_tokens=False).input_ids) != letters
 
     class Spelling(Echo):
-        def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
-            return [(*letters, END) for _ in prompts]
+        def answer(self, prompt: RowPrompt) -> tuple[int, ...]:
+            return (*letters, END)
 
     path = tmp_path / "responses.jsonl"
     answer(path, Spelling(), [ROWS[1]])
@@ -141,17 +176,54 @@ def test_served_ids_pass_through_to_the_samples(tmp_path: Path) -> None:
     assert (report.rows, report.tallies) == (5, {})
 
 
-@pytest.mark.parametrize("fail_at", range(1, 7))
-def test_an_interrupted_run_goes_on_where_it_stopped(fail_at: int, tmp_path: Path) -> None:
+@examples(40)
+@given(fail_at=st.integers(1, 7), together=st.integers(1, 6), order=st.integers(0, 99))
+def test_an_interrupted_run_goes_on_by_the_ids_of_rows(fail_at: int, together: int, order: int, tmp_path: Path) -> None:
+    """Whatever was answered first: each row is there once, with the answer that it has anyway."""
     whole, path = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
-    answer(whole, Echo())
+    path.unlink(missing_ok=True)
+    if not whole.exists():
+        answer(whole, Echo())
     with pytest.raises(KeyboardInterrupt):
-        answer(path, Echo(fail_at))
-    done = len(path.read_text().splitlines()) - 1 if path.exists() else 0
-    assert done in (0, 2, 4)  # whole batches
-    assert answer(path, Echo()).rows == 5 - done
-    assert path.read_bytes() == whole.read_bytes()
+        answer(path, Echo(fail_at, together, order))
+    done = len(lines(path)) - 1 if path.exists() else 0
+    rest = Echo(None, together, order + 1)
+    assert answer(path, rest, ROWS[::-1]).rows == 5 - done
+    assert lines(path) == lines(whole)
+    assert len({(prompt.id, prompt.seed) for prompt in rest.asked}) == len(rest.asked)
     assert answer(path, Echo()).rows == 0
+
+
+def test_a_row_goes_on_at_once_and_no_slot_is_empty(tmp_path: Path) -> None:
+    """A turn does not wait for those of other rows, nor a row for the end of others."""
+    rows = [row(str(n), user("q"), assistant("a"), user("r"), assistant("b"), user("s")) for n in range(6)]
+
+    class Counting(Echo):
+        answered: list[tuple[str, int]]  # of whom an answer came, and how many prompts had been asked then
+
+        def respond(self, ask: NextRow) -> Iterator[Responded]:
+            self.answered = []
+            for prompt, answer in super().respond(ask):
+                self.answered.append((prompt.id, len(self.asked)))
+                yield prompt, answer
+
+    responder = Counting(together=3)
+    answer(tmp_path / "o", responder, rows)
+    ids = [prompt.id for prompt in responder.asked]
+    assert [prompt.goes_on for prompt in responder.asked] == [id in ids[:n] for n, id in enumerate(ids)]
+    for number, (id, asked) in enumerate(responder.answered):
+        if id in ids[asked:]:
+            assert ids[asked] == id
+        if len(set(ids[:asked])) < 6:  # else the last rows are under way
+            assert asked - number == 3
+
+
+def test_the_same_row_twice_is_answered_once(tmp_path: Path) -> None:
+    responder = Echo(together=4)
+    answer(tmp_path / "o", responder, [ROWS[0], ROWS[0], ROWS[3]])
+    assert [prompt.id for prompt in responder.asked] == ["one", "four"]
+    with pytest.raises(DraftkitError, match="another row one"):
+        answer(tmp_path / "p", Echo(together=4), [ROWS[0], row("one", user("other"))])
 
 
 @examples(40)
@@ -160,13 +232,14 @@ def test_a_half_written_line_is_repaired(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     path.unlink(missing_ok=True)
     answer(path, Echo())
-    whole = path.read_bytes()
+    whole, before = path.read_bytes(), lines(path)
     path.write_bytes(whole[: cut % len(whole)])
     answer(path, Echo())
-    assert path.read_bytes() == whole
+    assert lines(path) == before
 
 
-def test_a_full_disk_leaves_whole_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftkit.data.regenerate.WRITE_SECONDS", 0.0)
     path, written = tmp_path / "responses.jsonl", os.write
 
     def full(descriptor: int, data: memoryview) -> int:
@@ -177,12 +250,12 @@ def test_a_full_disk_leaves_whole_batches(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("draftkit.data.responses.os.write", full)
     with pytest.raises(DraftkitError, match="No space left"):
         answer(path, Echo())
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert lines == [] or (len(lines) % 2 == 1 and lines[-1].endswith(b"\n"))
+    assert 1 < len(lines(path)) < 6
+    assert path.read_bytes().endswith(b"\n")
     monkeypatch.undo()
     answer(path, Echo())
     answer(tmp_path / "whole.jsonl", Echo())
-    assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert lines(path) == lines(tmp_path / "whole.jsonl")
 
 
 def test_other_settings_files_and_damage_are_refused(tmp_path: Path) -> None:
@@ -191,8 +264,8 @@ def test_other_settings_files_and_damage_are_refused(tmp_path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(DraftkitError, match=r"temperature: 0\.0, now 0\.7"):
         answer(path, Echo(), temperature=0.7)
-    lines = before.splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b'{"id": "x", \n', *lines[2:]]))
+    parts = before.splitlines(keepends=True)
+    path.write_bytes(b"".join([*parts[:2], b'{"id": "x", \n', *parts[2:]]))
     with pytest.raises(FormatError, match=r"responses\.jsonl, line 3"):
         answer(path, Echo())
     for foreign in ('{"text": "x"}\n', "words without a line end"):
@@ -221,8 +294,8 @@ def test_an_answer_stays_that_to_its_own_row(tmp_path: Path) -> None:
         answer(path, Echo(), changed)
     assert "where: test, three" in str(caught.value)
     assert path.read_bytes() == before
-    lines = [json.loads(line) for line in before.splitlines()]
-    path.write_bytes(b"".join(dump_line({k: v for k, v in line.items() if k != "row_sha256"}) for line in lines))
+    found = [json.loads(line) for line in before.splitlines()]
+    path.write_bytes(b"".join(dump_line({k: v for k, v in line.items() if k != "row_sha256"}) for line in found))
     assert answer(path, Echo(), changed).rows == 2  # an earlier release's
 
 
@@ -258,10 +331,9 @@ def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Pa
     strict = Renderer(tokenizer(templates.STRICT))
 
     class Short(Echo):
-        def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
-            answers = {"refused": Refusal("too long"), "endless": (100, 101)}
-            full = super().respond(prompts)
-            return [answers.get(prompt.id, full[i]) for i, prompt in enumerate(prompts)]
+        def answer(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
+            others = {"refused": Refusal("too long"), "endless": (100, 101)}
+            return others.get(prompt.id, super().answer(prompt))
 
     rows = [
         row("good", user("q"), assistant("a"), user("r")),
@@ -283,11 +355,11 @@ def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Pa
     assert regenerate(rows, strict, Short(), ResponseFile(path, SETTINGS)).rows == 0
     report = RowCounts()
     samples = list(samples_of(read_rows(str(path)), strict, report))
-    assert [sample.id for sample in samples] == ["good", "endless", "tool"]
+    assert {sample.id for sample in samples} == {"good", "endless", "tool"}
     assert report.tallies.keys() == {Reason.REFUSED, Reason.NO_END}
 
 
-def test_nothing_is_begun_when_the_first_batch_fails(tmp_path: Path) -> None:
+def test_nothing_is_begun_where_no_row_is_answered(tmp_path: Path) -> None:
     rows = [row("a", {"role": "system", "content": "s"}, user("q"))]
     with pytest.raises(DraftkitError, match="roles must alternate"):
         regenerate(rows, Renderer(tokenizer(templates.STRICT)), Echo(), ResponseFile(tmp_path / "o", SETTINGS))
@@ -324,13 +396,14 @@ def test_the_engine_serves_the_targets_own_tokens(tmp_path: Path) -> None:
     rows, renderer = list(read_rows(str(zoo.prompts_path()), limit=5)), Renderer(target)
     responder = EngineResponder(model, SAMPLING, concurrency=3)
     whole, path = (ResponseFile(tmp_path / name, {"tokenizer_sha256": target.sha256}) for name in ("whole", "resumed"))
-    regenerate(rows, renderer, responder, whole, seed=7, batch_size=3)
-    regenerate(rows[:3], renderer, responder, path, seed=7, batch_size=3)
-    regenerate(rows, renderer, responder, path, seed=7, batch_size=3)
-    assert path.path.read_bytes() == whole.path.read_bytes()
+    regenerate(rows, renderer, responder, whole, seed=7)
+    regenerate(rows[:3], renderer, responder, path, seed=7)
+    regenerate(rows, renderer, responder, path, seed=7)
+    assert lines(path.path) == lines(whole.path)
     engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=1)
-    for source, line in zip(rows, whole.path.read_text().splitlines()[1:], strict=True):
-        (sequence,) = json.loads(line)["sequences"]
+    found = {line["id"]: line for line in map(json.loads, whole.path.read_text().splitlines()[1:])}
+    for source in rows:
+        (sequence,) = found[source.id]["sequences"]
         ((begin, end),) = sequence["supervised"]
         assert isinstance(source.content, Conversation)
         assert sequence["tokens"][:begin] == renderer.prompt(source.content.messages)
@@ -343,10 +416,11 @@ def test_the_engine_refuses_prompts_beyond_the_context() -> None:
     model, _ = load_model("zoo:target", device="cpu", dtype=torch.float32)
     responder = EngineResponder(model, SAMPLING, concurrency=2)
     responder.engine.target.positions = Positions(most=8, turn=UNLIMITED)
-    answers = responder.respond([RowPrompt("long", (5,) * 8, 0), RowPrompt("short", (5,) * 6, 0)])
-    assert answers[0] == Refusal("8 prompt tokens: its tokens fill the target's context of 8")
-    assert isinstance(answers[1], tuple)
-    assert len(answers[1]) <= 2
+    first, second = answers(responder, [RowPrompt("long", (5,) * 8, 0), RowPrompt("short", (5,) * 6, 0)])
+    assert first == Refusal("8 prompt tokens: its tokens fill the target's context of 8")
+    assert isinstance(second, tuple)
+    assert len(second) <= 2
+    assert isinstance(answers(responder, [RowPrompt("long", (5,) * 8, 0)])[0], Refusal)
 
 
 def echo(body: dict[str, object]) -> Answer:
@@ -360,7 +434,7 @@ def echo(body: dict[str, object]) -> Answer:
 
 @pytest.fixture(autouse=True)
 def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(endpoints, "PAUSES", (0.0, 0.0))
     logging.disable_progress_bar()  # as the commands do where they are the first to import transformers
 
 
@@ -372,8 +446,8 @@ def test_an_endpoint_serves_as_the_engine_does(tmp_path: Path, monkeypatch: pyte
     answer(tmp_path / "engine", Echo())
     with CompletionsServer(echo) as server:
         responder = EndpointResponder(server.endpoint, ENDPOINT, 3)
-        regenerate(ROWS, Renderer(TARGET), responder, ResponseFile(tmp_path / "endpoint", SETTINGS), batch_size=2)
-    assert (tmp_path / "endpoint").read_bytes() == (tmp_path / "engine").read_bytes()
+        regenerate(ROWS, Renderer(TARGET), responder, ResponseFile(tmp_path / "endpoint", SETTINGS))
+    assert lines(tmp_path / "endpoint") == lines(tmp_path / "engine")
     sent = server.requests[0]
     assert {key: sent[key] for key in sent.keys() - {"prompt", "seed"}} == {
         "model": "target", "max_tokens": 12, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.0,
@@ -391,7 +465,7 @@ def test_an_endpoint_that_fails_for_a_while_is_asked_again() -> None:
         return (status, {}) if (status := next(failures, None)) else echo(body)
 
     with CompletionsServer(flaky) as server:
-        (answered,) = EndpointResponder(server.endpoint, ENDPOINT, 1).respond([RowPrompt("a", (1, 2), 3)])
+        (answered,) = answers(EndpointResponder(server.endpoint, ENDPOINT, 1), [RowPrompt("a", (1, 2), 3)])
     assert answered == response((1, 2), 3)
     assert len(server.requests) == 3
 
@@ -401,10 +475,9 @@ def test_a_prompt_that_the_endpoint_rejects_is_refused() -> None:
         return (400, {"error": {"message": "context is full"}}) if len(body["prompt"]) > 2 else echo(body)  # type: ignore[arg-type]
 
     with CompletionsServer(strict) as server:
-        answers = EndpointResponder(server.endpoint, ENDPOINT, 2).respond(
-            [RowPrompt("a", (1,) * 3, 0), RowPrompt("b", (1,), 0)]
-        )
-    assert answers == [Refusal("400 Bad Request: context is full"), response((1,), 0)]
+        responder = EndpointResponder(server.endpoint, ENDPOINT, 2)
+        found = answers(responder, [RowPrompt("a", (1,) * 3, 0), RowPrompt("b", (1,), 0)])
+    assert found == [Refusal("400 Bad Request: context is full"), response((1,), 0)]
 
 
 BAD_ENDPOINTS = {
@@ -423,7 +496,7 @@ def test_endpoints_that_cannot_be_used_are_named(case: str) -> None:
     with CompletionsServer(lambda _: (status, body)) as server:  # type: ignore[arg-type, return-value]
         responder = EndpointResponder(server.endpoint, ENDPOINT, 2)
         with pytest.raises(SourceError, match=message) as caught:
-            responder.respond([RowPrompt("a", (1,), 0)] * 3)
+            answers(responder, [RowPrompt(id, (1,), 0) for id in "abc"])
     assert server.endpoint in str(caught.value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from fixtures.checkpoints.templates import tokenizer
 from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit.data.categories import language_of
+from draftkit.data.endpoints import EndpointResponder
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.responses import EndpointResponder, Refusal, RowPrompt
+from draftkit.data.responses import NextRow, Refusal, Responded
 from draftkit.data.rows import read_rows
 from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.errors import DraftkitError, FormatError, TargetError
@@ -77,8 +78,14 @@ TEXTS = [
 class Writer:
     """Writes a text of `TEXTS` with a number of its own, by the seed; some are not ended, one is refused."""
 
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
-        return [self.words(prompt.seed) for prompt in prompts]
+    def __init__(self, together: int = 8):
+        self.together = together
+
+    def respond(self, ask: NextRow) -> Iterator[Responded]:
+        """Of what is asked together the last is answered first."""
+        while asked := [prompt for _ in range(self.together) if (prompt := ask()) is not None]:
+            for prompt in reversed(asked):
+                yield prompt, self.words(prompt.seed)
 
     def words(self, seed: int) -> tuple[int, ...] | Refusal:
         kind = seed % 9
@@ -89,10 +96,10 @@ class Writer:
         return (*ids, *([] if ids and seed % 5 == 0 else [IM_END]))
 
 
-def written(path: Path, count: int, batch_size: int = 8) -> dict[str, int]:
+def written(path: Path, count: int, together: int = 8) -> dict[str, int]:
     renderer = Renderer(TARGET)
     file = PromptFile(path, SETTINGS.header(TARGET))
-    return synthesize(count, opening(renderer), renderer, Writer(), file, SETTINGS, batch_size=batch_size)
+    return synthesize(count, opening(renderer), renderer, Writer(together), file, SETTINGS)
 
 
 def test_what_is_kept_and_why_the_rest_is_not(tmp_path: Path) -> None:
@@ -111,14 +118,14 @@ def test_what_is_kept_and_why_the_rest_is_not(tmp_path: Path) -> None:
     assert [row.id for row in rows] == [line["id"] for line in lines[1:]]
 
 
-def test_batches_and_interruptions_change_nothing(tmp_path: Path) -> None:
+def test_what_runs_together_and_interruptions_change_nothing(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts.jsonl"
     written(whole, 30)
     for count in (1, 7, 20, 30):
-        written(parts, count, batch_size=count + 2)
+        written(parts, count, together=count + 2)
     assert parts.read_bytes() == whole.read_bytes()
     parts.write_bytes(whole.read_bytes()[:-20])  # a killed run
-    written(parts, 30, batch_size=5)
+    written(parts, 30, together=5)
     assert parts.read_bytes() == whole.read_bytes()
     with pytest.raises(DraftkitError, match="target_sha256: None, now 'other'"):
         PromptFile(parts, SETTINGS.header(TARGET, "other"))
@@ -151,7 +158,7 @@ def test_an_endpoint_writes_prompts_too(tmp_path: Path) -> None:
     with CompletionsServer(write) as server:
         responder = EndpointResponder(server.endpoint, SETTINGS.sampling(cut), 3)
         file = PromptFile(tmp_path / "endpoint", SETTINGS.header(TARGET))
-        synthesize(12, cut, renderer, responder, file, SETTINGS, batch_size=6)
+        synthesize(12, cut, renderer, responder, file, SETTINGS)
     assert set(server.requests[0]["stop_token_ids"]) == set(cut.end_ids)  # type: ignore[call-overload]
     written(tmp_path / "engine", 12)
     assert (tmp_path / "endpoint").read_bytes() == (tmp_path / "engine").read_bytes()

@@ -249,6 +249,20 @@ def test_times_are_recorded_for_every_chunk() -> None:
     assert sum(generation.itl) == pytest.approx(generation.tpot * (len(generation.tokens) - 1))
 
 
+def test_a_stream_gives_what_is_asked_on_the_way() -> None:
+    """Each generation once it is finished; what a longer one asks for, when there is room for it."""
+    wanted = [replace(request, max_new_tokens=3 + 3 * i) for i, request in enumerate(sampled(1.0))]
+    later = replace(wanted[1], id="later", max_new_tokens=24)
+    left, found = list(wanted), {}
+    engine = Engine(Target(zoo_target()), None, num_speculative_tokens=0, num_slots=2)
+    for generation in engine.stream(lambda: left.pop(0) if left else None):
+        found[generation.request.id] = generation.tokens
+        if generation.request.id == wanted[0].id:
+            left.append(later)
+    asked = (*wanted, later)
+    assert [found[request.id] for request in asked] == tokens(run(asked, None))
+
+
 def test_text_comes_with_a_tokenizer() -> None:
     class Letters:
         def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fixtures.fuzzing.killed import killed_at_rename
 from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit import zoo
-from draftkit.data.responses import RowPrompt
+from draftkit.data.responses import NextRow, Responded
 from draftkit.data.rows import read_rows
 from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer
@@ -205,8 +205,9 @@ def stop(text: str) -> None:
 class Answering:
     """A responder that answers alike each time."""
 
-    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...]]:
-        return [(*prompt.tokens[-4:], 0) for prompt in prompts]
+    def respond(self, ask: NextRow) -> Iterator[Responded]:
+        while (prompt := ask()) is not None:
+            yield prompt, (*prompt.tokens[-4:], 0)
 
 
 def changed(weights: Path) -> None:
