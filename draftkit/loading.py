@@ -15,14 +15,18 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from draftkit.convert.api import UNKNOWN, Conversion, describe_checkpoint, plan_conversion, target_facts
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.formats.causal_lm.causal_lm import NAME as CAUSAL_LM
+from draftkit.convert.quantization import plain_draft
+from draftkit.convert.unified import write_draft
 from draftkit.errors import DraftkitError, SourceError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import Located, locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.families import families, named
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
+from draftkit.layout.quantization import COMPRESSED
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts, language_model
+from draftkit.models.rounded_inputs import round_inputs
 from draftkit.runtime.architecture_check import require_equal_decoding
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
@@ -279,10 +283,20 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
     With the target's `tokenizer`, a causal language model may have another one: it drafts the tokens that both share.
     Raises `TargetError` when draft and target do not fit, and for a causal language model that draftkit does not run.
+    One that compressed-tensors has quantized is loaded as a plain copy of it, and rounds its inputs as it says.
     """
     if draft.spec.architecture.own_model:
         require_equal_decoding(draft.kept(own_model).config)
     family = family_of(draft)
-    drafter: Drafter = family.load_drafter(draft, target, tokenizer)
+    stated = draft.spec.quantization or {}
+    drafter: Drafter
+    if draft.spec.architecture.own_model and stated.get("quant_method") == COMPRESSED:
+        with temporary_folder() as scratch:
+            write_draft(scratch / "plain", plain_draft(draft))
+            drafter = family.load_drafter(read_draft(scratch / "plain"), target, tokenizer)
+        if drafter.module is not None:
+            round_inputs(drafter.module, draft)
+    else:
+        drafter = family.load_drafter(draft, target, tokenizer)
     drafter.slot_bytes = family.slot_bytes(draft, target.dtype)
     return drafter

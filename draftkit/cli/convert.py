@@ -47,6 +47,13 @@ def convert(
         str | None,
         typer.Option("--type", help="How the matrices of a GGUF file are stored: f32, f16, bf16, q8_0, q4_0."),
     ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize the weights: fp8-dynamic, w4a16-g128, nvfp4a16, modelopt-fp8 or modelopt-w4a16-nvfp4; or "
+            "part:format pairs, as mlp:fp8-dynamic,qkv:nvfp4a16."
+        ),
+    ] = None,
     format: FormatOption = None,
     part: Annotated[
         str | None, typer.Option(help="Take this part out of a target: mtp, its multi-token prediction heads.")
@@ -107,6 +114,7 @@ def convert(
         ignored_keys=ignored_keys or (),
         digest=digest,
         stored=stored,
+        quantize=quantize,
     )
     if check:
         conversion.check_finite()

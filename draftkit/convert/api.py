@@ -18,8 +18,15 @@ from draftkit.convert.formats.mtp import mtp
 from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads
 from draftkit.convert.formats.mtp.put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
-from draftkit.convert.quantization import refuse_unread_weights
+from draftkit.convert.quantization import (
+    quantized_plan,
+    read_quantization,
+    refuse_unread_weights,
+    with_plain_weights,
+)
+from draftkit.convert.quantize import formats_by_part, quantized, read_formats
 from draftkit.convert.unified import OnBytes, config_of, unify
+from draftkit.engines.known import plain_parts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
@@ -139,6 +146,7 @@ def plan_conversion(
     ignored_keys: Sequence[str] = (),
     digest: bool = False,
     stored: str | None = None,
+    quantize: str | None = None,
 ) -> Conversion:
     """Find a checkpoint, recognize its format and plan its conversion.
 
@@ -146,8 +154,8 @@ def plan_conversion(
     read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is a name that
     `draftkit formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the
     source's config whose effect is unknown, and which are dropped all the same; that is recorded as a loss. `digest`:
-    take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises
-    `DraftkitError`.
+    take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. `quantize`:
+    the formats of weights by part, as `read_formats` reads them. Raises `DraftkitError`.
     """
     destination = destination_named(to, stored)
     located = _opened(source, revision)
@@ -156,9 +164,10 @@ def plan_conversion(
         draft = None
         if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
+            draft = _quantized(draft, quantize, to)
         return _plan_destination(located, destination, reading.target, reading, draft)
     draft = read_draft(located.path, located.config)
-    if to == UNIFIED and not overrides:
+    if to == UNIFIED and not overrides and quantize is None:
         raise LayoutError(
             f"{located.name} is a unified draft already",
             where=located.path,
@@ -169,7 +178,23 @@ def plan_conversion(
     if overrides:
         draft = _overridden(draft, overrides)
     target_facts = _target_facts(target or reachable(draft.provenance.target))
-    return _plan_destination(located, destination, target_facts, None, draft)
+    return _plan_destination(located, destination, target_facts, None, _quantized(draft, quantize, to))
+
+
+def _quantized(draft: Draft, formats: str | None, to: str) -> Draft:
+    """The draft with the weights quantized that a user asks for, but for those that the destination's engine has
+    plain. Raises `LayoutError` where the user names one of these."""
+    if formats is None:
+        return draft
+    chosen, plain = formats_by_part(draft, read_formats(formats)), plain_parts(to)
+    for part in chosen.keys() & plain.keys():
+        if f"{part}:" in formats:
+            raise LayoutError(
+                f"{plain[part]} reads no quantized {part}",
+                where=draft.path,
+                hint=f"leave out {part}, or name another --to",
+            )
+    return quantized(draft, {part: format for part, format in chosen.items() if part not in plain})
 
 
 def read_foreign(
@@ -203,10 +228,14 @@ def describe_foreign(
     recognized = format_named(format) if format else None
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     try:
-        recognized = recognized or detect(checkpoint)
-        if not getattr(recognized, "VERBATIM", False):
+        plain = with_plain_weights(checkpoint)
+        recognized = recognized or detect(plain)
+        if getattr(recognized, "VERBATIM", False):
+            plan = recognized.plan(checkpoint, facts, target_facts)
+        else:
             refuse_unread_weights(checkpoint)
-        plan = recognized.plan(checkpoint, facts, target_facts)
+            quantization = read_quantization(plain, facts)
+            plan = quantized_plan(recognized.plan(plain, facts, target_facts), quantization, checkpoint, plain)
     except DraftkitError as error:
         misnamed = recognized and format and _misnamed(recognized, checkpoint)
         plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, misnamed or error)
@@ -246,6 +275,7 @@ def convert_checkpoint(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
     stored: str | None = None,
+    quantize: str | None = None,
     force: bool = False,
     allow_lossy: bool = False,
     on_bytes: OnBytes | None = None,
@@ -265,6 +295,7 @@ def convert_checkpoint(
         overrides=overrides,
         ignored_keys=ignored_keys,
         stored=stored,
+        quantize=quantize,
     )
     out = out or default_output(conversion)
     return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)

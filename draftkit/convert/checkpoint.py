@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftkit.engines.speculators import KIND
@@ -16,6 +17,7 @@ from draftkit.io.safetensors_file import read_safetensors
 from draftkit.io.tensors import open_checkpoint
 from draftkit.io.torch_file import read_torch, read_torch_tensor
 from draftkit.layout.block import MASK_FILE, NESTED
+from draftkit.layout.stored_weights import StoredWeight
 from draftkit.layout.target import ADAPTER_CONFIG, ADAPTER_PREFIX, TargetFacts
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
@@ -36,12 +38,14 @@ class Checkpoint:
 
     With an `adapter`, `config` is its base model's, and `tensors` are those of both; the adapter's begin with
     `ADAPTER_PREFIX`. The `config` of a GGUF file is its metadata, an object for each first word of its keys.
+    `quantized`: the weights, by module, that are quantized and seen here as plain (`convert/quantization.py`).
     """
 
     source: Located
     config: dict[str, object]
     tensors: dict[str, TensorHandle]
     adapter: Adapter | None = None
+    quantized: Mapping[str, StoredWeight] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor. Raises `FormatError` when the checkpoint lacks it."""

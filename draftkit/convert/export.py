@@ -25,8 +25,8 @@ from draftkit.io.torch_file import write_torch
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
-from draftkit.layout.quantization import SCALES
 from draftkit.layout.spec import HF_DTYPES, DraftSpec
+from draftkit.layout.stored_weights import stands_for
 from draftkit.layout.target import TargetFacts
 
 
@@ -107,14 +107,13 @@ def kept(outgoing: Outgoing, runs: Architecture, renames: Mapping[str, str], wit
     Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialized.
     """
     schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
-    if lacking := schema.keys() - outgoing.draft.tensors.keys() - set(without):
+    if lacking := schema.keys() - set(map(stands_for, outgoing.draft.tensors)) - set(without):
         raise LayoutError(
             f"the class that reads this layout has {', '.join(sorted(lacking))}, which the draft lacks",
             where=outgoing.draft.path,
             hint="use --to unified",
         )
-    scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
-    foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
+    foreign = {name for name in outgoing.draft.tensors if stands_for(name) not in schema}
     return outgoing.renamed(renames, without=[*without, *foreign])
 
 

@@ -12,10 +12,9 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.finding import Finding
-from draftkit.io.dtypes import FLOATS, QUANTIZED
+from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.schema import Shape
 from draftkit.layout.spec import DraftSpec
 
 # What transformers once saved beside the weights and computes by itself today.
@@ -89,7 +88,6 @@ def make_plan(
         spec = facts.overridden(spec)
         results = {m.destination: (m.dtype, m.shape) for m in moves if m.destination is not None}
         if not facts.problems:
-            _refuse_fp8(format_name, spec, results, checkpoint)
             spec.check_tensors(
                 results,
                 checkpoint.source.path,
@@ -97,24 +95,6 @@ def make_plan(
             )
     plan = planned_so_far(format_name, facts)
     return replace(plan, spec=spec, moves=tuple(moves), copied_files=tuple(copied_files))
-
-
-def _refuse_fp8(
-    format_name: str, spec: DraftSpec, results: Mapping[str, tuple[str, Shape]], checkpoint: Checkpoint
-) -> None:
-    """Raise `FormatError` for fp8 weights of a kind of draft that draftkit reads plain ones of."""
-    if spec.quantization is not None:
-        return
-    schema = spec.tensors()
-    fp8 = [
-        n for n, (dtype, _) in results.items() if dtype in QUANTIZED and n in schema and dtype not in schema[n].dtypes
-    ]
-    if fp8:
-        raise FormatError(
-            f"the weights are quantized ({fp8[0]} is {results[fp8[0]][0]}), and {format_name} is read plain",
-            where=checkpoint.source.path,
-            hint="convert the draft that was quantized",
-        )
 
 
 def planned_so_far(format_name: str, facts: Facts, refusal: DraftkitError | None = None) -> Plan:

@@ -15,8 +15,8 @@ from draftkit.io.handles import memory_handle
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
-from draftkit.layout.quantization import SCALES
 from draftkit.layout.schema import TensorSchema
+from draftkit.layout.stored_weights import stands_for
 from draftkit.loading import load_drafter
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Drafter
@@ -93,11 +93,12 @@ def changed(
     """
     spec = replace(draft.spec, architecture=architecture or draft.spec.architecture)
     schema = spec.tensors()
-    kept = {name: handle for name, handle in draft.tensors.items() if name in schema or _is_scale(name, schema)}
+    kept = {name: handle for name, handle in draft.tensors.items() if stands_for(name) in schema}
+    there = set(map(stands_for, kept))
     kept |= {
         name: memory_handle(name, _neutral(name, tensor), draft.path)
         for name, tensor in schema.items()
-        if name not in kept and tensor.required
+        if name not in there and tensor.required
     }
     kept |= {
         name: memory_handle(name, tensor.detach().cpu().contiguous(), draft.path)
@@ -130,12 +131,6 @@ def runnable(draft: Draft) -> Draft:
     ids = target_ids(draft)
     inside = ids.clamp(0, draft.spec.architecture.vocab_size - 1)
     return draft if torch.equal(ids, inside) else with_target_ids(draft, inside)
-
-
-def _is_scale(name: str, schema: Mapping[str, TensorSchema]) -> bool:
-    """Whether a tensor is the scale of a quantized weight that the spec has."""
-    module, _, kind = name.rpartition(".")
-    return kind in SCALES and f"{module}.weight" in schema
 
 
 def _neutral(name: str, tensor: TensorSchema) -> Tensor:

@@ -45,6 +45,13 @@ def asked(engine: str) -> Sequence[Release]:
     return known()[engine] if here is None else (here,)
 
 
+def plain_parts(to: str) -> dict[str, Release]:
+    """The parts of drafts of which the engine of a layout, as `--to` names it, reads no quantized weights, each with
+    the release that does not: of vLLM where the layout is none of an engine's own."""
+    releases = asked(_spelled(to) or "vLLM")
+    return {name.split()[0]: release for release in reversed(releases) for name in release.plain_parts}
+
+
 def chosen() -> Release | None:
     """The one release of which is spoken, if it is one: what a user asks for, or what has run."""
     return _ASKED.get()

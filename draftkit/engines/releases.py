@@ -79,7 +79,9 @@ class Release:
     lengths, memory and quantized drafts, by a name of draftkit's. `raised_ropes`: the kinds of rope with which a draft
     that ends before its target is given the target's positions; None for all. `slots`: by method, as `dflash in
     parallel` where all tokens are drafted at once, what drafting takes of a batch's tokens besides (`when`).
-    `quantizations`: the algorithms of drafts' weights that it reads, by ModelOpt's names, and `compressed-tensors`.
+    `plain_parts`: the parts of drafts (`convert/quantize.py`) whose weights it does not read quantized; further rows of
+    a part have a word more. `quantizations`: the algorithms of drafts' weights that it reads, by ModelOpt's names, and
+    `compressed-tensors`.
     """
 
     engine: str
@@ -92,6 +94,7 @@ class Release:
     metrics: Mapping[str, Entry] = field(default_factory=dict)
     rules: Mapping[str, Entry] = field(default_factory=dict)
     quantizations: Mapping[str, Entry] = field(default_factory=dict)
+    plain_parts: Mapping[str, Entry] = field(default_factory=dict)
     slots: Mapping[str, Entry] = field(default_factory=dict)
     raised_ropes: frozenset[str] | None = None
 

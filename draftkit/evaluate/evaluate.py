@@ -16,6 +16,7 @@ from draftkit.engines import sglang
 from draftkit.engines.known import measured_by
 from draftkit.engines.serving import serve_commands, serve_trees
 from draftkit.errors import DraftkitError, SettingError, command
+from draftkit.evaluate.against import beside_plain
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.contexts import REFERENCE
 from draftkit.evaluate.engine import BaseEngine, able
@@ -138,6 +139,8 @@ def evaluate_draft(
             cells = engine.with_trees(cells, tree_nodes)
             if advise:
                 models += engine.speed_models(cells)
+        cells, advised = beside_plain(cells, job)
+        warned += advised
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)

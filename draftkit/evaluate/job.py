@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from draftkit.convert.quantize import formats_by_part, quantized, read_formats, written_formats
 from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
@@ -78,8 +79,22 @@ class Job:
 
     @cached_property
     def drafts(self) -> Mapping[str, Draft]:
-        """The unified drafts by their names, foreign ones converted."""
-        return {source: opened.draft for source, opened in self.opened.items()}
+        """The unified drafts by their names, foreign ones converted; after each what is made of it by quantizing."""
+        found: dict[str, Draft] = {}
+        for source, opened in self.opened.items():
+            found[source] = opened.draft
+            found |= {name: quantized(opened.draft, formats) for name, formats in self.quantized(source).items()}
+        return found
+
+    def quantized(self, source: str) -> dict[str, dict[str, str]]:
+        """The formats by part with which a draft is measured too, by the name of what they make of it: each part alone,
+        then all together."""
+        if (text := self.sweep.first.fake_quant) is None:
+            return {}
+        chosen = formats_by_part(self.opened[source].draft, read_formats(text))
+        alone = [{part: format} for part, format in chosen.items()]
+        each = [*alone, *([chosen] if len(chosen) > 1 else [])]
+        return {f"{source}[{written_formats(formats)}]": formats for formats in each}
 
     def conversations(self, settings: Settings) -> Conversations:
         return Conversations(self.prompts.prompts, self.tokenizer, settings, filler=self.filler)

@@ -80,7 +80,9 @@ def plan_memory(
     fixed = {"target weights": weight_bytes(target.folder, config, own, dtype)}
     for source, draft in drafts.items():
         if draft.tensors:
-            fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize
+            fixed[f"weights of {source}"] = (
+                sum(math.prod(shape) for _, shape in draft.plain_tensors.values()) * dtype.itemsize
+            )
     if device.type == "cpu":
         fixed["packed copies"] = dtype.itemsize * _kept_twice(config, drafts.values(), dtype)
     available = sum(room_from(str(device)).values()) if spreads_targets() else available_memory(device)

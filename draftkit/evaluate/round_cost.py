@@ -277,7 +277,7 @@ def _forward(cost: Cost, width: float, cached: float, others: int) -> Forward:
 def _cost(draft: Draft, target: PretrainedConfig) -> Cost:
     """The cost of a draft that is no model of its own: its output layer may be the target's, or its embedding."""
     text = target.get_text_config()
-    sizes = {name: math.prod(tensor.shape) for name, tensor in draft.tensors.items() if len(tensor.shape) > 1}
+    sizes = {name: math.prod(shape) for name, (_, shape) in draft.plain_tensors.items() if len(shape) > 1}
     tables = sum(size for name, size in sizes.items() if TABLE.search(name))
     head = 0
     if not any(HEAD.search(name) for name in sizes):

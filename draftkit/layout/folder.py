@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ from draftkit.io.records import from_dict
 from draftkit.io.shown import Rows, Shown
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.provenance import Provenance, facts_shown
-from draftkit.layout.quantization import MODELOPT_FILE, modules_with_scales, name_of_format
+from draftkit.layout.quantization import MODELOPT_FILE, name_of_format, refuse_unread
 from draftkit.layout.schema import Shape
 from draftkit.layout.spec import DraftSpec
+from draftkit.layout.stored_weights import modules_with_scales, plain_view
 
 Read = TypeVar("Read")
 
@@ -56,6 +57,17 @@ class Draft(Shown):
         found: Read = self._kept[read]
         return found
 
+    @property
+    def plain_tensors(self) -> dict[str, tuple[str, Shape]]:
+        """Dtype and shape of its tensors by name, where a quantized weight is the plain one that it stands for."""
+        found = {name: (handle.dtype, handle.shape) for name, handle in self.tensors.items()}
+        return found if self.spec.quantization is None else plain_view(found, self.spec.quantization)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its tensors as they lie."""
+        return sum(handle.nbytes for handle in self.tensors.values())
+
     def shown(self) -> Iterator[str | Rows]:
         """What it is, and its facts."""
         yield f"{self.path.name}: {self.spec.method}, {len(self.tensors)} tensors"
@@ -85,31 +97,36 @@ def read_draft(folder: Path, config: dict[str, object] | None = None) -> Draft:
     provenance = from_dict(Provenance, block["provenance"], config_path)
     tensors = open_checkpoint(folder)
     found = {name: (handle.dtype, handle.shape) for name, handle in tensors.items()}
-    _refuse_quantized_since(folder, config, spec, provenance, found)
+    spec = _quantized_since(folder, config, spec, provenance, found)
     spec.check_tensors(found, folder, hint="convert the source again")
     return Draft(folder, spec, provenance, tensors, tokenizer_files(folder) if spec.architecture.own_model else ())
 
 
-def _refuse_quantized_since(
+def _quantized_since(
     folder: Path,
     config: Mapping[str, object],
     spec: DraftSpec,
     provenance: Provenance,
     found: Mapping[str, tuple[str, Shape]],
-) -> None:
-    """Raise `LayoutError` for a draft that another program has quantized since draftkit wrote it."""
+) -> DraftSpec:
+    """The spec of a draft that another program may have quantized since draftkit wrote it. Raises `LayoutError` where
+    it says otherwise of its weights than they are, `FormatError` where draftkit does not read them."""
     stated = config.get("quantization_config")
     if stated is None and (folder / MODELOPT_FILE).is_file():
         stated = read_object(folder / MODELOPT_FILE)
     known = spec.quantization or spec.engine_config().get("quantization_config")
     scaled = set() if known else modules_with_scales(found) - modules_with_scales(spec.tensors())
     if stated in (None, known) and not scaled:
-        return
+        return spec
+    hint = f"use the draft that was quantized, or convert {provenance.source} again"
+    if isinstance(stated, dict) and scaled:
+        refuse_unread(found, stated, folder, hint)
+        return replace(spec, quantization=stated)
     name = name_of_format(stated) if isinstance(stated, dict) else None
     raise LayoutError(
         f"another program quantized this unified draft ({name or 'nothing says how'}), which draftkit does not read",
         where=folder,
-        hint=f"use the draft that was quantized, or convert {provenance.source} again",
+        hint=hint,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftkit.errors import LayoutError
-from draftkit.io.dtypes import FLOATS, QUANTIZED
-from draftkit.layout.quantization import SCALES, scales_fit, weight_block
+from draftkit.io.dtypes import FLOATS
+from draftkit.layout.stored_weights import plain_view
 
 Shape = tuple[int, ...]
 
@@ -34,13 +34,13 @@ def check_tensors(
     quantization: Mapping[str, object] | None = None,
     hint: str | None = None,
 ) -> None:
-    """Compare tensors (name → dtype, shape) with their schema; with a `quantization`, they may lie in fp8, with scales
-    beside them.
+    """Compare tensors (name → dtype, shape) with their schema; with a `quantization`, the parts of a quantized weight
+    stand for it.
 
     Raises one `LayoutError` that lists every mismatch.
     """
     if quantization is not None:
-        schema = {**schema, **_quantized(schema, found, weight_block(quantization))}
+        found = plain_view(found, quantization)
     problems = [f"missing: {name} {list(s.shape)}" for name, s in schema.items() if s.required and name not in found]
     problems += [f"unexpected: {name} {list(found[name][1])}" for name in found if name not in schema]
     for name in schema.keys() & found.keys():
@@ -52,21 +52,3 @@ def check_tensors(
     if problems:
         listing = "\n    ".join(sorted(problems))
         raise LayoutError(f"the tensors do not fit the draft's spec:\n    {listing}", where=where, hint=hint)
-
-
-def _quantized(
-    schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str, Shape]], block: tuple[int, int] | None
-) -> dict[str, TensorSchema]:
-    """Weights that lie in fp8, and the scales beside them: for the tensor, its rows, or its blocks."""
-    tensors: dict[str, TensorSchema] = {}
-    for name, tensor in schema.items():
-        module = name.removesuffix(".weight")
-        if found.get(name, ("", ()))[0] in QUANTIZED and module != name:
-            tensors[name] = TensorSchema(tensor.shape, QUANTIZED)
-            for scale in (f"{module}.{suffix}" for suffix in SCALES):
-                if scale in found:
-                    shape = found[scale][1]
-                    tensors[scale] = TensorSchema(shape if scales_fit(tensor.shape, shape, block) else ())
-            if not any(scale.startswith(f"{module}.weight_scale") for scale in tensors):
-                tensors[f"{module}.{SCALES[0]}"] = TensorSchema(())
-    return tensors

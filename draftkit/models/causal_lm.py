@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.weights import check_mask_token, fill, load_weights
+from draftkit.models.weights import check_mask_token, fill, load_into
 from draftkit.targets.attention import KeyValues, Sight, narrow
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import Target, load_target, own_model
@@ -94,7 +94,7 @@ def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tupl
     lm = load_causal_lm(draft, target, attention=attention)
     with torch.device("meta"):
         target_proj = nn.Linear(features.size, lm.hidden_size, bias=features.projection_bias)
-    fill(target_proj, load_weights(draft, target, "target_proj."))
+    load_into(target_proj, draft, target, "target_proj.")
     return Pard2Model(lm, target_proj, features.scale), aux_layers
 
 

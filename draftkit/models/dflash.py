@@ -19,7 +19,7 @@ from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.folder import Draft
 from draftkit.models.decoder import CosSin, DraftAttention, add_and_norm, decoder_config, rotary_embedding
-from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
+from draftkit.models.weights import check_mask_token, check_sizes, load_into
 
 
 class DFlashModel(nn.Module):
@@ -301,7 +301,7 @@ def load_dflash(
         )
     with torch.device("meta"):
         model = DFlashModel(spec, attention)
-    fill(model, load_weights(draft, target, dtype=dtype))
+    load_into(model, draft, target, dtype=dtype)
     model.rotary = rotary_embedding(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model

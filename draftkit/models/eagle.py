@@ -17,7 +17,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.models.decoder import DraftAttention, add_and_norm, decoder_config, rotary_embedding
-from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
+from draftkit.models.weights import check_mask_token, check_sizes, load_into
 
 
 class EagleModel(ChainModel):
@@ -155,7 +155,7 @@ def load_eagle(
     check_mask_token(draft)
     with torch.device("meta"):
         model = EagleModel(spec, attention)
-    fill(model, load_weights(draft, target, dtype=dtype))
+    load_into(model, draft, target, dtype=dtype)
     model.rotary = rotary_embedding(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.weights import check_sizes, fill, load_weights
+from draftkit.models.weights import check_sizes, load_into
 
 
 class MedusaModel(nn.Module):
@@ -72,6 +72,6 @@ def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
     check_sizes(draft, spec.target_hidden_size, target)
     with torch.device("meta"):
         model = MedusaModel(spec)
-    fill(model, load_weights(draft, target))
+    load_into(model, draft, target)
     model.borrow(target.get_output_embeddings())
     return model

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.weights import check_sizes, fill, load_weights
+from draftkit.models.weights import check_sizes, load_into
 
 EPS = 1e-6
 
@@ -83,4 +83,4 @@ def load_mlp_speculator(
     check_sizes(draft, spec.target_hidden_size, target)
     with torch.device("meta"):
         model = MlpSpeculatorModel(spec)
-    return fill(model, load_weights(draft, target, "speculator.", dtype))
+    return load_into(model, draft, target, "speculator.", dtype)

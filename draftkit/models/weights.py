@@ -6,17 +6,16 @@ Weights that the spec borrows are the target's own. All raise `TargetError` when
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftkit.convert.quantization import dequantized
 from draftkit.errors import LayoutError, TargetError
-from draftkit.io.dtypes import QUANTIZED, torch_dtype
 from draftkit.layout.folder import Draft
-from draftkit.layout.quantization import SCALES, weight_block
+from draftkit.models.rounded_inputs import round_inputs
 from draftkit.targets.finite import require_finite
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -38,6 +37,16 @@ def load_stored(draft: Draft, device: torch.device | str, prefix: str = "") -> d
     """The same tensors as `load_weights`, unchecked and in their stored dtypes, quantized ones in float32."""
     found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
     return {name: tensor.to(device) for name, tensor in dequantized(found, draft.spec.quantization).items()}
+
+
+def load_into(
+    module: Module, draft: Draft, target: PreTrainedModel, prefix: str = "", dtype: torch.dtype | None = None
+) -> Module:
+    """The module, built on the meta device, with the draft's weights whose names start with `prefix`; it rounds its
+    inputs where the draft's quantization does. Frozen, in evaluation mode."""
+    fill(module, load_weights(draft, target, prefix, dtype))
+    round_inputs(module, draft, prefix)
+    return module
 
 
 def fill(module: Module, weights: dict[str, Tensor]) -> Module:
@@ -71,33 +80,3 @@ def check_mask_token(draft: Draft) -> None:
             where=draft.path,
             hint="convert it again with --set mask_token_id=…",
         )
-
-
-def dequantized(tensors: Mapping[str, Tensor], quantization: Mapping[str, object] | None) -> dict[str, Tensor]:
-    """The tensors with every fp8 weight [out, in] in fp32, times its scale, and without the scales."""
-    if quantization is None:
-        return dict(tensors)
-    fp8 = [torch_dtype(name) for name in QUANTIZED]
-    block = weight_block(quantization)
-    plain = {}
-    for name, tensor in tensors.items():
-        module, _, kind = name.rpartition(".")
-        if tensor.dtype in fp8:
-            scales = (f"{module}.{scale}" for scale in SCALES if "weight_scale" in scale)
-            scale = next(tensors[name] for name in scales if name in tensors)
-            plain[name] = tensor.float() * _expanded(scale.float(), tensor, block)
-        elif kind not in SCALES:
-            plain[name] = tensor
-    return plain
-
-
-def _expanded(scale: Tensor, weight: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """A scale for all of the weight, for each row [out] or [out, 1], or for each block, as a factor that broadcasts."""
-    if scale.numel() == 1:
-        return scale.view(())
-    if scale.ndim == 1 or scale.shape == (len(weight), 1):
-        return scale.view(-1, 1)
-    for dim, (size, count) in enumerate(zip(weight.shape, scale.shape, strict=True)):
-        rows = block[dim] if block else -(-size // count)
-        scale = scale.repeat_interleave(rows, dim).narrow(dim, 0, size)
-    return scale

@@ -357,6 +357,8 @@ class Cell(Heading, Shown):
     `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
     `length_with_own_keys`: of a tree as SGLang drafts it, whose draft reads the keys of lanes, the acceptance length if
     it read those of a node's ancestors.
+    `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts. `draft_bytes`:
+    those of the draft's weights, where that is compared too.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -405,6 +407,9 @@ class Cell(Heading, Shown):
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
     over_context: Interval | None = field(default=None, metadata=OPTIONAL)
+    compared_with: str | None = field(default=None, metadata=OPTIONAL)
+    longer_by: Interval | None = field(default=None, metadata=OPTIONAL)
+    draft_bytes: int | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,6 +31,16 @@ def length(interval: Interval | None, digits: int = 2, *, signed: bool = False, 
     return text + (f" ({interval.prompts})" if count and interval.prompts is not None else "")
 
 
+def difference(interval: Interval | None) -> str:
+    """A difference of lengths, with its sign and its interval."""
+    return length(interval, signed=True)
+
+
+def megabytes(size: int) -> str:
+    """Bytes as millions of them."""
+    return f"{size / 1e6:,.2f}"
+
+
 def mean(interval: Interval | None) -> str:
     """A mean without its interval."""
     return number(interval.mean if interval else None)
@@ -147,6 +157,15 @@ METRICS = (
     Metric(
         "acceptance_length", "acceptance_length", "acceptance length", length,
         ("table", "card-acceptance", "model-index", "csv", "page", "notebook"),
+    ),
+    Metric(
+        "longer_by", "longer_by", "longer\nby", difference, ("table", "card-acceptance", "csv", "page", "notebook"),
+        sparing=("table", "card-acceptance", "page", "notebook"),
+    ),
+    Metric("compared_with", "compared_with", "compared with", "", ("csv",)),
+    Metric(
+        "draft_bytes", "draft_bytes", "draft\nMB", megabytes, ("table", "card-acceptance", "csv", "page", "notebook"),
+        sparing=("table", "card-acceptance", "page", "notebook"),
     ),
     Metric(
         "length_of_drafts", "length_of_drafts", "of\ndrafts", mean, ("table", "card-acceptance", "page", "notebook"),

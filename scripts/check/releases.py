@@ -65,7 +65,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
     return info.name
 """
 TABLES = ("methods", "config_keys", "architectures", "verifications", "metrics")
-EVIDENCE = (*TABLES, "capabilities", "rules", "slots", "quantizations")
+EVIDENCE = (*TABLES, "capabilities", "rules", "slots", "quantizations", "plain_parts")
 # Engine → table → names that the source has and draftkit leaves out, each for the reason given.
 LEFT_OUT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "vLLM": {

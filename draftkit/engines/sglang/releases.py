@@ -13,6 +13,7 @@ SETTINGS = "srt/arg_groups/fields/spec.py"
 HOOK = "srt/arg_groups/speculative_hook.py"
 ADAPTERS = "srt/arg_groups/lora_hook.py"
 BLOCK = "srt/models/dflash.py"
+EAGLE3 = "srt/models/llama_eagle3.py"
 STS = "srt/speculative/dspark_components/dspark_sts.py"
 SPS = "srt/speculative/dspark_components/dspark_sps.py"
 WINDOW, SINKS = "speculative_draft_window_size", "speculative_draft_sink_size"
@@ -41,6 +42,11 @@ V0_5_23 = Release(
         "block-own-tables": lacks(BLOCK, "if self.is_nemotron_35_draft"),
         "model-window": lacks("srt/models/llama.py", no_code="sliding_window"),
         "block-other-width": lacks(BLOCK, "DFLASH fc.weight shape mismatch", refuses=True),
+    },
+    plain_parts={
+        "embed": has(EAGLE3, "self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size"),
+        "fc": has(BLOCK, "self.fc = nn.Linear(self.num_context_features * hidden_size", when="of most block drafters"),
+        "fc of eagle3": has(EAGLE3, "self.fc = torch.nn.Linear(self.hidden_size_in * self.num_aux_hidden_states"),
     },
     metrics=each(has("srt/observability/metrics_collector.py"), NAMES["0.5.23"]["metrics"]),
     rules={

@@ -50,6 +50,11 @@ QUANTIZATIONS = {
     "MIXED_PRECISION": has(MODELOPT, "'MIXED_PRECISION'"),
     "compressed-tensors": has(COMPRESSED, "CompressedTensorsConfig"),
 }
+PLAIN_PARTS = {
+    "embed": has(EAGLE3, "self.embed_tokens = VocabParallelEmbedding(self.config.vocab_size, self.config.hidden_size"),
+    "markov": has(DSPARK, "self.markov_w1 = nn.Embedding(vocab_size, markov_rank)", when="markov_w1, a lookup"),
+    "confidence": has(DSPARK, "params_dtype=torch.float32, prefix=maybe_prefix(prefix, 'proj')"),
+}
 RULES = {
     "short-drafts-skipped": has(
         "v1/worker/gpu_model_runner.py",
@@ -162,6 +167,7 @@ V0_32 = Release(
         **RULES,
     },
     quantizations=QUANTIZATIONS,
+    plain_parts=PLAIN_PARTS,
     slots=SLOTS
     | {
         "dflash in parallel": has(CONFIG, SLOTS_OF, when="K"),
@@ -233,6 +239,7 @@ V0_33 = Release(
         **RULES,
     },
     quantizations=QUANTIZATIONS,
+    plain_parts=PLAIN_PARTS,
     slots=SLOTS,
     raised_ropes=frozenset(NAMES["0.33"]["raised_ropes"].split()),
 )

@@ -47,6 +47,10 @@ class OwnEngine(BaseEngine):
     name = "draftkit"
     keeps_rounds = True
 
+    @property
+    def sources(self) -> Sequence[str]:
+        return list(self.job.drafts)
+
     def check(self, job: Job) -> None:
         super().check(job)
         job.opened_target.require_runtime(BY_VLLM)

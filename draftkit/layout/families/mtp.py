@@ -11,8 +11,8 @@ from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, SINK_TOKENS, Architecture, Capability, check_range, check_window
 from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
 from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
-from draftkit.layout.quantization import module_of, modules_with_scales
 from draftkit.layout.schema import Shape, TensorSchema
+from draftkit.layout.stored_weights import module_of, modules_with_scales
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from draftkit.convert.formats.speculators import check_converted, note_target, r
 from draftkit.convert.formats.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, planned_so_far
-from draftkit.convert.quantization import read_quantization
 from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.errors import FormatError
 from draftkit.io.handles import TensorHandle
@@ -134,12 +133,11 @@ def plan_block_draft(
         "lm_head": _owner(view, facts, "lm_head"),
     }
     heads = read_heads(view, facts, body)
-    quantization = read_quantization(checkpoint, facts)
     _drop_unread(checkpoint, facts)
     spec = None
     if not facts.missing:
         architecture = family(**body, **heads)
-        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
+        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     moves = with_map(_moves(view, vocab_size == draft_vocab_size), view, vocabulary_map)
     return make_plan(layout.name, checkpoint, facts, spec, moves)
 

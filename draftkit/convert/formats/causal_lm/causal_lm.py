@@ -12,9 +12,7 @@ from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError
-from draftkit.io.dtypes import QUANTIZED
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import WINDOWED, CausalLMSpec, TargetFeatures
@@ -76,7 +74,6 @@ def plan_causal_lm(
         facts.record("vocabulary", "another", "from target", note)
     facts.record("config", str(checkpoint.config.get("model_type")), "stated", "kept verbatim")
     _check_quantizer(checkpoint, facts)
-    quantization = read_quantization(checkpoint, facts)
     facts.keep_config()
     spec = None
     if not facts.missing:
@@ -84,7 +81,7 @@ def plan_causal_lm(
             config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features,
             sliding_window=_window(checkpoint.config, facts),
         )  # fmt: skip
-        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
+        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     heads = find_heads(checkpoint)
     left = {} if heads is None else dict.fromkeys([*heads.tensors, *heads.unexpected], OWN_HEADS)
     moves = rename(checkpoint, full_names(checkpoint.tensors), left | dict(dropped or {}))
@@ -143,7 +140,7 @@ def exported_losses(draft: Draft) -> tuple[str, ...]:
 def _check_quantizer(checkpoint: Checkpoint, facts: Facts) -> None:
     """The config is kept verbatim: raise `FormatError` where it says that plain weights are quantized."""
     stated = facts.mapping("quantization_config")
-    if stated is not None and not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
+    if stated is not None and not checkpoint.quantized:
         raise FormatError(
             f"the config says that the weights are quantized ({name_of_format(stated)}), and they are plain",
             where=checkpoint.config_path,

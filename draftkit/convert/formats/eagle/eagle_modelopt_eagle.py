@@ -16,7 +16,6 @@ from draftkit.convert.formats.eagle.eagle_modelopt import eagle_config, extra_he
 from draftkit.convert.formats.eagle.reading import read_eagle_config
 from draftkit.convert.formats.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.convert.quantization import read_quantization
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -66,8 +65,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         embed_tokens="draft" if "embed_tokens.weight" in tensors else "target",
         lm_head="draft" if "lm_head.weight" in tensors or draft_vocab_size < vocab_size else "target",
     )
-    quantization = read_quantization(checkpoint, facts)
-    spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
+    spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     moves = with_map(rename(checkpoint, dropped=extra_heads(checkpoint, facts)), checkpoint, vocabulary_map)
     return make_plan(NAME, checkpoint, facts, spec, moves)
 

@@ -19,8 +19,8 @@ from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.engines.sglang import window_of
 from draftkit.errors import LayoutError
-from draftkit.io.dtypes import QUANTIZED
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.stored_weights import modules_with_scales
 from draftkit.layout.target import TargetFacts
 
 NAME = "specforge"
@@ -106,11 +106,10 @@ def _vocabulary_map(eagle: EagleSpec) -> list[Move]:
 
 
 def _refuse_quantized_fusion(outgoing: Outgoing) -> None:
-    """Raise `LayoutError` where `fc` lies in fp8: SGLang loads it as a plain matrix."""
-    fusion = outgoing.draft.tensors.get("fc.weight")
-    if fusion is not None and fusion.dtype in QUANTIZED:
+    """Raise `LayoutError` where `fc` is quantized: SGLang loads it as a plain matrix."""
+    if "fc" in modules_with_scales(outgoing.draft.tensors):
         raise LayoutError(
-            f"fc.weight is {fusion.dtype}, and SGLang does not quantize fc",
+            "fc is quantized, and SGLang loads it as a plain matrix",
             where=outgoing.draft.path,
             hint="use --to vllm, or a draft whose fc is not quantized",
         )

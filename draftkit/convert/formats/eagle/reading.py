@@ -17,7 +17,6 @@ from draftkit.convert.formats.decoder import RopeSource, read_decoder, read_wind
 from draftkit.convert.formats.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
-from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder
@@ -73,7 +72,6 @@ def plan_eagle3(
     vocabulary_map = read_vocabulary_map(view, facts, vocab_size, draft_vocab_size)
     feedback, final_norm = _feedback(facts), _final_norm(view, facts, nested)
     parallel = read_mask(view, facts)
-    quantization = read_quantization(checkpoint, facts)
     norm_before_residual = facts.stated_or("norm_before_residual", bool, False, dialect.residual_note)
     feature_norm = read_feature_norm(view, facts, nested.norm_before_fc)
     hidden_norm = _has_hidden_norm(view, facts, nested)
@@ -104,7 +102,7 @@ def plan_eagle3(
             lm_head=lm_head,
             parallel=parallel,
         )
-        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
+        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     unused = _redundant(vocab_size, draft_vocab_size)
     if not final_norm:
         unused["norm.weight"] = "the head reads the output before it"
