@@ -141,7 +141,7 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
     """The part of a result's provenance that states prompts and settings."""
-    left_out = {*VARIED, *(name for name in SCHEDULED if getattr(settings, name) is None)}
+    left_out = {*VARIED, *(name for name in (*SCHEDULED, "fake_quant") if getattr(settings, name) is None)}
     shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
     return {
