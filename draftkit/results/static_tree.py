@@ -24,6 +24,26 @@ def rank_rates(rounds: Sequence[Sequence[int | None]], ranks: int) -> list[list[
     return [_falling([counted[rank] / max(len(rounds), 1) for rank in range(ranks)]) for counted in counts]
 
 
+def bracket(rounds: Sequence[Sequence[int | None]], k: int, nodes: int) -> tuple[float, float]:
+    """The acceptance length of trees of so many nodes, from below and from above, by what a chain of K drafts alone
+    tells: the ranks of the target's tokens up to the first that was not the draft's first choice.
+
+    From below: the tree whose siblings are leaves, which adds a token where the first choice failed and one of the
+    others was right; a tree that goes on below these accepts more. From above: the best static tree, were the ranks
+    below a sibling those below a first choice, which they are not: where the first choice failed, the next is harder.
+    """
+    stood = [next((depth for depth, rank in enumerate(ranks) if rank != 0), len(ranks)) for ranks in rounds]
+    width, most, total = max(nodes // k, 1), min(nodes, k), 0
+    for ranks, depth in zip(rounds, stood, strict=True):
+        failed = ranks[depth] if depth < len(ranks) else None
+        total += min(depth, most) + (depth < most and failed is not None and failed < width)
+    rates: list[list[float]] = []
+    for depth in range(k):
+        reached = [ranks[depth] for ranks, at in zip(rounds, stood, strict=True) if depth <= at and depth < len(ranks)]
+        rates += rank_rates([(rank,) for rank in reached], nodes)
+    return 1 + total / max(len(rounds), 1), expected_length(rates, best_choices(rates, nodes))
+
+
 def _falling(rates: Sequence[float]) -> list[float]:
     """Rates that fall with the rank, as a draft orders its tokens: where chance has them rise, their mean."""
     runs: list[tuple[float, int]] = []  # sums, and of how many

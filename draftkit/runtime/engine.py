@@ -448,6 +448,7 @@ class Engine:
                 outcome.confidences,
                 outcome.probabilities,
                 outcome.parents,
+                outcome.ranks,
             )
         )
 

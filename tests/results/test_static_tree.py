@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkit.results.static_tree import best_choices, expected_length, rank_rates
+from draftkit.results.static_tree import best_choices, bracket, expected_length, rank_rates
 
 RATES = (0.6, 0.2, 0.1)
 
@@ -70,3 +70,14 @@ def test_rates_are_shares_of_all_rounds() -> None:
 def test_rates_fall_with_the_rank() -> None:
     assert rank_rates([(0,), (0,), (3,), (None,)], 4) == [pytest.approx([0.5, 0.25 / 3, 0.25 / 3, 0.25 / 3])]
     assert rank_rates([(1,), (2,), (2,), (0,)], 4) == [pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])]
+
+
+def test_the_records_of_a_chain_bracket_a_tree() -> None:
+    """Four rounds of a chain of two: one stands, one fails at first, the others at the second draft."""
+    ranks = [(0, 0), (1,), (0, 1), (0, None)]
+    low, high = bracket(ranks, 2, 4)
+    assert low == 1 + (2 + 1 + 2 + 1) / 4, "two siblings at each depth"
+    first, second = (0.75, 0.25), (1 / 3, 1 / 3)  # of the three rounds that came to the second draft
+    assert high == pytest.approx(1 + sum(first) + first[0] * sum(second))
+    assert bracket(ranks, 2, 1) == (1.75, 1.75), "a tree of one node is the chain's first draft"
+    assert bracket([], 2, 4) == (1.0, 1.0)
