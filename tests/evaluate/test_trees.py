@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ from conftest import Command
 from rich.console import Console
 
 from draftkit.errors import DraftkitError, SettingError
-from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.evaluate.evaluate import _served, evaluate_draft
+from draftkit.evaluate.job import Job
+from draftkit.loading import open_target
 from draftkit.report.terminal.tables import show_evaluation
 from draftkit.requests import DraftSampling
 from draftkit.results.cell import MeasuredTree
 from draftkit.results.record import Result, result_from
 from draftkit.results.recorded import paths_of, read_rounds
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, Sweep
+from draftkit.results.verdict import ResultVerdict
 
 EAGLE = "eagle:topk=4,depth=3,nodes=12"
 
@@ -97,6 +102,37 @@ def test_k_is_the_depth_of_a_tree(draftkit: Command) -> None:
     outcome = draftkit(*asked, "--k", "3")
     assert (outcome.code, outcome.out) == (2, "")
     assert "--k beside --tree" in outcome.err
+
+
+@pytest.mark.slow
+def test_what_the_lanes_of_sglang_cost_is_told() -> None:
+    asked = Settings(max_new_tokens=16, limit=2, repeats=0, device="cpu", tree="sglang:steps=4,topk=3,tokens=13")
+    result = evaluate_draft("zoo:target", "zoo:eagle3", asked)
+    (cell,) = result.cells
+    assert cell.length_with_own_keys is not None
+    own = replace(asked, tree="eagle:topk=3,depth=4,nodes=12")  # which scores alike, and reads the keys of ancestors
+    (other,) = evaluate_draft("zoo:target", "zoo:eagle3", own).cells
+    assert other.acceptance_length is not None
+    assert cell.length_with_own_keys == pytest.approx(other.acceptance_length.mean)
+    assert other.length_with_own_keys is None
+    shown = Console(width=80, record=True, file=io.StringIO())
+    show_evaluation(shown, result)
+    assert "reads the keys of its lane, as SGLang's does" in " ".join(shown.export_text().split())
+
+
+def test_a_tree_that_is_the_fastest_is_served_where_it_is_drafted() -> None:
+    with ExitStack() as stack:
+        job = Job(open_target("zoo:target"), ["zoo:eagle3", "zoo:dflash"], Sweep.of(Settings()), stack)
+        won = ResultVerdict("use", "", draft="zoo:eagle3", tree="eagle:topk=4,depth=5,nodes=16", up_to=2)
+        commands = _served(won, job).commands
+        assert list(commands) == ["SGLang", "TensorRT-LLM"]
+        convert, serve = commands["SGLang"].splitlines()
+        assert convert == "draftkit convert zoo:eagle3 eagle3-sglang --to sglang --target zoo:target"
+        assert serve.endswith("--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 17")
+        assert '"max_total_draft_tokens": 16' in commands["TensorRT-LLM"]
+        assert "--max_batch_size 2" in commands["TensorRT-LLM"]
+        for other in (replace(won, tree="best:nodes=8"), replace(won, draft="zoo:dflash")):
+            assert not _served(other, job).commands
 
 
 @pytest.mark.slow
