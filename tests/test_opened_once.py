@@ -30,7 +30,8 @@ from draftkit import (
 )
 from draftkit.checks.training_data import check_data
 from draftkit.cli import main
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.settings import VllmSettings

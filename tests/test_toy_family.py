@@ -14,7 +14,8 @@ import torch
 from fixtures.training.samples import samples
 from safetensors.torch import load_file, save_file
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "fixtures" / "toy_family"

@@ -18,7 +18,8 @@ import torch
 
 from draftkit.checks.evidence import Data, DataSurvey, Evidence
 from draftkit.checks.registry import check, run_checks
-from draftkit.data.samples import Sample, SamplesOrigin, Tally, read_origin, read_samples
+from draftkit.data.sample_files import read_origin, read_samples
+from draftkit.data.samples import Sample, SamplesOrigin, Tally
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import FormatError, SourceError, UnsupportedTarget, command

@@ -64,7 +64,9 @@ app = typer.Typer(help="Make and check training data.", no_args_is_help=True, ri
 @app.command(cls=PanelCommand)
 def prepare(
     source: RowsArgument,
-    out: Annotated[Path, typer.Argument(help="The file of samples to write, as data.jsonl.")],
+    out: Annotated[
+        Path, typer.Argument(help="What to write: data.jsonl, or data.arrow or a folder, for many samples.")
+    ],
     target: TargetOption,
     split: SplitOption = "train",
     subset: SubsetOption = None,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from draftkit.data.columns import Samples
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 
@@ -20,26 +24,42 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Every sample is in exactly one row; the same lengths give the same rows. Raises `DraftkitError` for a sample
     longer than a row.
     """
-    rows: list[list[int]] = []
+    placed, begins = packed(np.asarray(lengths, dtype=np.int64), budget)
+    return [placed[begin:end].tolist() for begin, end in pairwise(begins.tolist())]
+
+
+def packed(lengths: NDArray[np.int64], budget: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`pack` for many samples: their numbers row by row, and where each row begins and the last one ends."""
+    order = np.argsort(-lengths, kind="stable")
+    if len(order) and lengths[order[0]] > budget:
+        raise DraftkitError(
+            f"sample {order[0]} has {lengths[order[0]]} tokens, a row {budget}",
+            hint="prepare the data with a smaller --max-length, or train with more tokens a row",
+        )
+    row_of = np.fromiter(_rows(lengths[order].data, budget), np.int64, len(order))
+    sizes = np.bincount(row_of)
+    return order[np.argsort(row_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _rows(lengths: Iterable[int], budget: int) -> Iterator[int]:
+    """The row of each sample, of descending lengths."""
     room: dict[int, list[int]] = {}  # how much is left → rows
-    for sample in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        size = lengths[sample]
-        if size > budget:
-            raise DraftkitError(
-                f"sample {sample} has {size} tokens, a row {budget}",
-                hint="prepare the data with a smaller --max-length, or train with more tokens a row",
-            )
-        left = min((left for left in room if left >= size), default=budget)
-        if left in room:
+    lefts: list[int] = []  # the same, ascending
+    count = 0
+    for size in lengths:
+        place = bisect_left(lefts, size)
+        if place < len(lefts):
+            left = lefts[place]
             row = room[left].pop()
             if not room[left]:
-                del room[left]
+                del room[left], lefts[place]
         else:
-            rows.append([])
-            row = len(rows) - 1
-        rows[row].append(sample)
-        room.setdefault(left - size, []).append(row)
-    return rows
+            left, row, count = budget, count, count + 1
+        if left - size not in room:
+            room[left - size] = []
+            insort(lefts, left - size)
+        room[left - size].append(row)
+        yield row
 
 
 def row_tensors(samples: Sequence[Sample], size: int) -> dict[str, Tensor]:
@@ -71,19 +91,24 @@ class PackedRow(TypedDict):
 
 
 class PackedRows(Dataset[PackedRow]):
-    """The samples of `numbers`, packed into rows of `size` tokens."""
+    """The samples of `numbers`, packed into rows of `size` tokens. `num_tokens`: of all of them."""
 
-    def __init__(self, samples: Sequence[Sample], numbers: Sequence[int], size: int):
-        self.samples = samples
-        self.numbers = numbers
+    def __init__(self, samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.int64], size: int):
+        self.samples = Samples.of(samples)
+        self.numbers = np.asarray(numbers, dtype=np.int64)
         self.size = size
-        self.rows = [[numbers[i] for i in row] for row in pack([len(samples[number]) for number in numbers], size)]
+        lengths = self.samples.lengths[self.numbers]
+        self.num_tokens = int(lengths.sum())
+        placed, self._begins = packed(lengths, size)
+        self._placed = self.numbers[placed]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._begins) - 1
 
     def __getitem__(self, index: int) -> PackedRow:
-        numbers = self.rows[index]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        numbers = self._placed[self._begins[index] : self._begins[index + 1]].tolist()
         tensors = row_tensors([self.samples[number] for number in numbers], self.size)
         return PackedRow(**{name: tensor[None] for name, tensor in tensors.items()}, numbers=numbers)  # type: ignore[typeddict-item]
 

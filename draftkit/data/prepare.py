@@ -7,7 +7,8 @@ from pathlib import Path
 
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
 from draftkit.results.statistics import is_looping, repetition

@@ -1,23 +1,18 @@
 """Samples: what a draft is trained on, tokens and the loss mask, which says which of them the target has produced.
 
-Stored as JSONL: a first line that says where the tokens come from, then one sample a line. `RowCounts` says what became
+`RowCounts` says what became
 of the rows that they were made from: how many were used, and why others were not, or only in part.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftkit.errors import DraftkitError, FormatError, command
+from draftkit.errors import FormatError, command
 from draftkit.hub.local_paths import public_name
-from draftkit.io.atomic import atomic_file
-from draftkit.io.jsonl import dump_line, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +37,9 @@ class Sample:
     category: str = "all"
 
     @classmethod
-    def of(cls, id: str, tokens: Sequence[int], spans: Iterable[Span], category: str = "all") -> Sample:
+    def of(
+        cls, id: str, tokens: Sequence[int] | NDArray[np.int32], spans: Iterable[Span], category: str = "all"
+    ) -> Sample:
         """A sample from token ids and the spans of its loss mask."""
         import numpy as np  # which rows of prompts do without
 
@@ -74,98 +71,25 @@ class SamplesOrigin:
     max_length: int | None = None
 
 
-def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
-    """The spans of True in bool [T], ascending."""
-    import numpy as np
-
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+def header(origin: SamplesOrigin) -> dict[str, object]:
+    """What stands before samples in a file."""
+    return {"format": FORMAT, "version": 1, "origin": asdict(origin) | {"target": public_name(origin.target)}}
 
 
-def write_samples(path: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> int:
-    """Write samples as they come and return how many; the file appears complete or not at all.
-
-    Raises `DraftkitError` when the file exists and `force` is not given, when the disk is full, and, before anything is
-    left behind, whatever the samples raise.
-    """
-    count = 0
-    with atomic_file(path, force) as file:
-        file.write(
-            dump_line(
-                {"format": FORMAT, "version": 1, "origin": asdict(origin) | {"target": public_name(origin.target)}}
-            )
-        )
-        for sample in samples:
-            file.write(dump_line(_line(sample)))
-            count += 1
-    return count
-
-
-def read_origin(path: Path) -> SamplesOrigin:
-    """The first line of a file of samples. Raises `SourceError`, and `FormatError` for any other file."""
-    _, header = next(read_lines(path), (1, {}))
+def origin_of(header: Mapping[str, object], where: str) -> SamplesOrigin:
+    """The origin in a `header` that was read at `where`. Raises `FormatError` for anything else."""
     origin = header.get("origin")
     if header.get("format") != FORMAT or header.get("version") != 1 or not isinstance(origin, dict):
         raise FormatError(
             "not a file of prepared samples",
-            where=f"{path}, line 1",
+            where=where,
             expected="what `draftkit data prepare` writes, version 1",
-            hint=command("draftkit", "data", "prepare", path, "OUT", "--target", "TARGET"),
+            hint=command("draftkit", "data", "prepare", where.partition(", line")[0], "OUT", "--target", "TARGET"),
         )
     try:
         return SamplesOrigin(**origin)
     except TypeError as error:
-        raise FormatError(f"the origin is not valid: {error}", where=f"{path}, line 1") from error
-
-
-def read_samples(path: Path) -> Iterator[Sample]:
-    """The samples of a file, one at a time.
-
-    Raises `SourceError` when the file cannot be read, `FormatError` naming the line that is damaged.
-    """
-    read_origin(path)
-    for number, line in itertools.islice(read_lines(path), 1, None):
-        try:
-            yield _document(line)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FormatError(
-                f"not a sample: {type(error).__name__} {error}",
-                where=f"{path}, line {number}",
-                expected="id, category, tokens and supervised spans [begin, end), ascending, within the tokens",
-                hint="prepare the data again",
-            ) from error
-
-
-def read_training_samples(path: Path) -> list[Sample]:
-    """All samples of a prepared file. Raises `DraftkitError` when all loss masks are empty."""
-    samples = list(read_samples(path))
-    if not any(sample.num_loss_tokens for sample in samples):
-        raise DraftkitError(
-            "the loss mask of every sample is empty", where=path, hint="draftkit data prepare … reports why"
-        )
-    return samples
-
-
-def held_out(samples: Sequence[Sample], share: float) -> tuple[list[int], list[int]]:
-    """The numbers of samples to train on and of a share that is held out, by their ids alone: more data leave the
-    old samples on their side."""
-    limit = int(share * 2**32)
-    aside = [int.from_bytes(hashlib.sha256(s.id.encode()).digest()[:4], "big") < limit for s in samples]
-    kept = [number for number, out in enumerate(aside) if not out]
-    return kept, [number for number, out in enumerate(aside) if out]
-
-
-def _line(sample: Sample) -> dict[str, object]:
-    return {
-        "id": sample.id,
-        "category": sample.category,
-        "tokens": sample.tokens.tolist(),
-        "supervised": sample.spans,
-    }
-
-
-def _document(line: dict[str, object]) -> Sample:
-    return Sample.of(str(line["id"]), *parse_tokens(line), str(line["category"]))
+        raise FormatError(f"the origin is not valid: {error}", where=where) from error
 
 
 def parse_tokens(line: dict[str, object]) -> tuple[list[int], list[Span]]:
@@ -179,6 +103,14 @@ def parse_tokens(line: dict[str, object]) -> tuple[list[int], list[Span]]:
     if edges != sorted(set(edges)) or any(type(edge) is not int or not 0 <= edge <= len(tokens) for edge in edges):
         raise ValueError(f"spans {spans} of {len(tokens)} tokens")
     return tokens, [(begin, end) for begin, end in spans]
+
+
+def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
+    """The spans of True in bool [T], ascending."""
+    import numpy as np
+
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 EXAMPLES = 5  # rows named for each reason

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from draftkit.data.columns import Samples
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 
 SIZES = (4096, 8192, 16384, 32768, 65536)
 
 
-def token_counts(samples: Sequence[Sample], numbers: Sequence[int], vocab_size: int) -> Tensor:
+def token_counts(samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.int64], vocab_size: int) -> Tensor:
     """How often each token is in the loss masks of the samples of `numbers`: int64 [V]. Raises `DraftkitError` for a
     token that V has not."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for number in numbers:
-        sample = samples[number]
-        tokens = torch.from_numpy(sample.tokens[sample.loss_mask]).long()
-        if len(tokens) and int(tokens.max()) >= vocab_size:
-            raise DraftkitError(
-                f"sample {sample.id} has the token {int(tokens.max())}", expected=f"ids below {vocab_size}"
-            )
-        counts += torch.bincount(tokens, minlength=vocab_size)
-    return counts
+    samples = Samples.of(samples)
+    wanted = np.zeros(len(samples), dtype=np.bool_)
+    wanted[np.asarray(numbers, dtype=np.int64)] = True
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    first = 0
+    for part in samples.columns():
+        last = first + len(part.lengths)
+        tokens = part.tokens[part.loss_mask & np.repeat(wanted[first:last], part.lengths)]
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise _unknown(samples, np.flatnonzero(wanted[first:last]) + first, vocab_size)
+        counts += np.bincount(tokens, minlength=vocab_size)
+        first = last
+    return torch.from_numpy(counts)
+
+
+def _unknown(samples: Samples, numbers: Iterable[int], vocab_size: int) -> DraftkitError:
+    """What is wrong with the first of these samples that teaches a token which is not in the vocabulary."""
+    labels = ((sample, sample.tokens[sample.loss_mask]) for sample in map(samples.sample, map(int, numbers)))
+    sample, tokens = next((s, t[(t < 0) | (t >= vocab_size)]) for s, t in labels if ((t < 0) | (t >= vocab_size)).any())
+    return DraftkitError(f"sample {sample.id} has the token {int(tokens.max())}", expected=f"ids below {vocab_size}")
 
 
 def choose_vocabulary(counts: Tensor, size: int, kept: Sequence[int] = ()) -> Tensor:
@@ -73,7 +86,7 @@ def ceiling(samples: Sequence[Sample], counts: Tensor, ids: Tensor, k: int) -> C
     known[ids] = True
     accepted = rounds = 0
     for sample in samples:
-        has = known[torch.from_numpy(sample.tokens).long()].tolist()
+        has = known[torch.tensor(sample.tokens.astype(np.int64))].tolist()
         for begin, end in sample.spans:
             anchor = begin if begin else 1  # the round's first token is the target's own
             while anchor < end - 1:

@@ -24,7 +24,8 @@ from draftkit.data.regenerate import regenerate
 from draftkit.data.request_logs import Logged, read_request_logs
 from draftkit.data.responses import Responder, ResponseFile, Sampling, engine_responder
 from draftkit.data.rows import LeftOutRows, Row, read_rows
-from draftkit.data.samples import RowCounts, Sample, SamplesOrigin, held_out, write_samples
+from draftkit.data.sample_files import held_out, write_samples
+from draftkit.data.samples import RowCounts, Sample, SamplesOrigin
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer

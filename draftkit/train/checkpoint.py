@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from draftkit.convert.unified import write_draft
-from draftkit.data.states.shards import SCHEMA, file_sha256, read_manifest
+from draftkit.data.sample_files import samples_sha256
+from draftkit.data.states.shards import SCHEMA, read_manifest
 from draftkit.engines.serving import TOKENS_FACT
 from draftkit.errors import DraftkitError
 from draftkit.hub.local_paths import public_name
@@ -134,9 +135,9 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
     return {
         "target": stored_sha256 or weights_sha256(target.folder),
         "draft": None if draft is None else draft_sha256(draft),
-        "data": file_sha256(Path(config.data)),
+        "data": samples_sha256(Path(config.data)),
         "states": states,
-        "validation.samples": file_sha256(Path(judges)) if judges else None,
+        "validation.samples": samples_sha256(Path(judges)) if judges else None,
         ROWS_PER_STEP: rows,
     }
 

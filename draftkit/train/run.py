@@ -92,7 +92,7 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     samples, training, validating = read_split(config)
     vocab_size = open_target(config.target).language_model.vocab_size
     counts = token_counts(samples, training, vocab_size)
-    judged = [samples[number] for number in validating or training]
+    judged = [samples[number] for number in (validating if len(validating) else training)]
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
@@ -128,10 +128,9 @@ def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> Stat
     per_epoch = -(-len(ready.training) // each_step)
     steps = config.optimization.max_steps or math.ceil(config.optimization.epochs * per_epoch)
     judgments = 0 if ready.validating is None else max(steps // (config.validation.every or steps), 1)
-    training = sum(len(ready.samples[number]) for number in ready.training.numbers)
-    judging = 0 if ready.validating is None else sum(len(ready.samples[number]) for number in ready.validating.numbers)
-    read = steps * each_step / len(ready.training) * training + judgments * judging
-    tokens = sum(map(len, ready.samples))
+    judging = 0 if ready.validating is None else ready.validating.num_tokens
+    read = steps * each_step / len(ready.training) * ready.training.num_tokens + judgments * judging
+    tokens = int(ready.samples.lengths.sum())
     return costs_of_states(
         samples=len(ready.samples),
         tokens=tokens,

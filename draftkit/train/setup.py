@@ -8,21 +8,24 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import process_time
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftkit.convert.unified import is_written_by_draftkit
+from draftkit.data.columns import Samples
 from draftkit.data.packing import PackedRows
-from draftkit.data.samples import Sample, held_out, read_training_samples
+from draftkit.data.sample_files import MANY, is_arrow, read_training_samples, samples_sha256, split
 from draftkit.data.states.online import (
     check_lengths,
 )
-from draftkit.data.states.shards import file_sha256
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import check_writable
@@ -42,6 +45,8 @@ from draftkit.train.lora import add_adapters
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 
+SAMPLE_BYTES = 5  # of a token that was parsed: its id and the loss mask
+
 
 class LoadTarget(Protocol):
     """Loads a target, or only its embedding and output layer."""
@@ -59,7 +64,7 @@ class ReadyRun(NamedTuple):
     opened: OpenedTarget
     target: PreTrainedModel
     recipe: Recipe
-    samples: list[Sample]
+    samples: Samples
     files: tuple[Path, ...]
     training: PackedRows
     validating: PackedRows | None
@@ -87,13 +92,17 @@ def set_up(
         opened.require_runtime("leave out validation.decode, which decodes with it")
     if config.on_policy is not None and config.on_policy.rounds == "decoded":
         opened.require_runtime("set on_policy.rounds=simulated, which decodes nothing")
+    began = process_time()
     samples, training, validating = read_split(config)
+    seconds = process_time() - began
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
         arguments = training_arguments(
             config, opened, device
         )  # joins the other processes, and makes the first GPU current
+        if arguments.process_index == 0 and len(samples) >= MANY and not is_arrow(Path(config.data)):
+            print(said_of_parsing(samples, seconds), file=sys.stderr)
         start = config.draft or recipe_class(config.recipe).starts_from
         started = draft or (OpenedDraft(start, opened, stack) if start else None)
         origin = None if started is None else started.draft
@@ -125,7 +134,7 @@ def set_up(
             samples=samples,
             files=origin.files if origin is not None else _tokenizer(opened, recipe),
             training=PackedRows(samples, training, config.tokens_per_row),
-            validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
+            validating=PackedRows(samples, validating, config.tokens_per_row) if len(validating) else None,
             arguments=arguments,
             dtype=dtype,
             inputs=inputs,
@@ -176,10 +185,19 @@ def said_of_resuming(checkpoint: Path, changed: Sequence[str], arguments: Traini
     return f"goes on from {checkpoint.name}{shared}" + "".join(f"\n  {line}" for line in changed)
 
 
+def said_of_parsing(samples: Samples, seconds: float) -> str:
+    """What it took to parse samples from JSONL, and what to do instead."""
+    taken = samples.lengths.sum() * SAMPLE_BYTES / 1e9
+    return (
+        f"{len(samples):,} samples were parsed from JSONL: {seconds:.0f} s of processor time and {taken:.2g} GB, in "
+        "each process at every start; in Arrow (draftkit data prepare … OUT.arrow) they open at once and are shared"
+    )
+
+
 def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object]:
     """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
     digests = {
-        "data_sha256": file_sha256(Path(config.data)),
+        "data_sha256": samples_sha256(Path(config.data)),
         "target_sha256": target_sha256(target.folder),
     }
     return config.by_name() | digests
@@ -268,20 +286,19 @@ def _check_output(out: Path, resume: bool) -> None:
     check_writable(out / "draft")
 
 
-def read_split(config: TrainConfig) -> tuple[list[Sample], list[int], list[int]]:
+def read_split(config: TrainConfig) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
     """All samples, and the numbers of those to train on and of those to judge the draft by."""
     samples = read_training_samples(Path(config.data))
     settings = config.validation
     if settings.samples:
         judges = read_training_samples(Path(settings.samples))
-        training = list(range(len(samples)))
-        validating = list(range(len(samples), len(samples) + len(judges)))
+        training, validating = np.arange(len(samples)), np.arange(len(judges)) + len(samples)
         samples += judges
     else:
-        training, validating = held_out(samples, settings.share)
-    if not training:
+        training, validating = split(samples, settings.share)
+    if not len(training):
         raise DraftkitError("no sample is left to train on", where=config.data, hint="lower validation.share")
-    if settings.every and not validating:
+    if settings.every and not len(validating):
         raise DraftkitError("no sample is held out for validation", hint="raise validation.share or give a file")
     return samples, training, validating[: settings.limit]
 

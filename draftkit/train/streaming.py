@@ -11,9 +11,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from draftkit.data.columns import Samples
 from draftkit.data.packing import PackedRow
-from draftkit.data.samples import Sample
-from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_sha256
+from draftkit.data.sample_files import samples_sha256
+from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
@@ -33,7 +34,7 @@ def open_stream(
     stream: StreamSettings,
     target: OpenedTarget,
     aux_layers: AuxLayers | None,
-    samples: Sequence[Sample],
+    samples: Samples,
 ) -> Iterator[StreamedStates]:
     """The states of `samples` from a worker, which the first process of the run keeps where it has been told how."""
     manifest = stream_manifest(config, stream, target, aux_layers, samples)
@@ -74,7 +75,7 @@ def stream_manifest(
     stream: StreamSettings,
     target: OpenedTarget,
     aux_layers: AuxLayers | None,
-    samples: Sequence[Sample],
+    samples: Samples,
 ) -> Manifest:
     """What the worker is told to compute. Raises `DraftkitError` for a vLLM that is not there."""
     if stream.python:
@@ -87,13 +88,13 @@ def stream_manifest(
         engine="vllm",
         dtype=stream.dtype,
         data=Path(config.data).name,
-        data_sha256=file_sha256(Path(config.data)),
+        data_sha256=samples_sha256(Path(config.data)),
         num_documents=len(samples),
-        num_tokens=sum(map(len, samples)),
+        num_tokens=int(samples.lengths.sum()),
         layers=() if aux_layers is None else tuple(sorted({*aux_layers.states} - {FINAL})),
         hidden_size=target.facts.hidden_size,
         encoding=stream.encoding,
-        shard_tokens=max(map(len, samples)),
+        shard_tokens=int(samples.lengths.max()),
     )
 
 

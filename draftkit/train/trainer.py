@@ -86,7 +86,7 @@ class DraftTrainer(Trainer):
         self.signals = signals
         for other in (PrinterCallback, ProgressCallback):  # both write to stdout, which is for results
             self.remove_callback(other)
-        a_row = sum(len(rows.samples[number]) for number in rows.numbers) / max(len(rows), 1)
+        a_row = rows.num_tokens / max(len(rows), 1)
         self._step_tokens = a_row * arguments.gradient_accumulation_steps * arguments.world_size
         self._pace: Pace | None = None  # from the first step on
         self.add_callback(LogLines(self._step_tokens))
@@ -190,7 +190,7 @@ class DraftTrainer(Trainer):
             if self.accelerator.num_processes > 1:
                 judged, losses = gather_object(judged), gather_object(losses)
             judged.sort(key=lambda j: j.number)
-            found = metrics(judged, [sample.category for sample in rows.samples], self._k)
+            found = metrics(judged, {j.number: rows.samples[j.number].category for j in judged}, self._k)
             found["loss"] = math.fsum(losses) / len(losses)
             if self._decode is not None and self.is_world_process_zero():
                 skew = self._decode()

@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from draftkit.data.packing import PackedRows
-from draftkit.data.samples import Sample, read_training_samples
+from draftkit.data.sample_files import read_training_samples
+from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.loading import OpenedDraft, open_target

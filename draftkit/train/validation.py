@@ -9,7 +9,7 @@ with a coin of min(1, q/p) for each emitted token. N positions, K draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -120,7 +120,7 @@ def acceptance(judged: Iterable[Judged]) -> Interval:
     return length_over_prompts([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])
 
 
-def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict[str, float]:
+def metrics(judged: Sequence[Judged], categories: Mapping[int, str], k: int) -> dict[str, float]:
     """The metrics of a validation by name: the acceptance length and its interval, per position the share of rounds in
     which that draft was accepted, the length of each category, and of first drafts the mean acceptance probability and
     the mass out of the vocabulary.

@@ -28,7 +28,8 @@ from fixtures.checkpoints import pico
 from fixtures.fuzzing.judge import command
 from fixtures.training.samples import samples
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.io.jsonl import dump_line
 from draftkit.train import adapt, run  # noqa: F401  # before memory is limited
 from scripts.attack._count import Case, Lost, Silent, main

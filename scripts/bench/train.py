@@ -49,7 +49,7 @@ from transformers import AutoConfig
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.packing import pack
-from draftkit.data.samples import held_out, read_training_samples
+from draftkit.data.sample_files import held_out, read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.engines.vllm.serve import speculative_config

@@ -23,7 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.requests import Request
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft

@@ -27,7 +27,8 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft

@@ -18,7 +18,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, token_counts
 from draftkit.evaluate.evaluate import evaluate_draft

@@ -30,7 +30,8 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states import vllm as extraction
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.vllm import extracting_arguments

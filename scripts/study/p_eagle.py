@@ -32,7 +32,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from draftkit.data.packing import PackedRows
-from draftkit.data.samples import Sample, read_training_samples
+from draftkit.data.sample_files import read_training_samples
+from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.io.records import from_dict, to_dict
 from draftkit.loading import open_draft
@@ -181,8 +182,8 @@ class Rows:
 def judged_in_order(recipe: Recipe, judges: Rows, k: int) -> list[Judged]:
     """What decoding with `k` greedy drafts would make of each sample."""
     found = []
-    for number, samples in enumerate(judges.packed.rows):
-        found += judge(recipe, judges.batch(number), samples, k, "greedy")
+    for number in range(len(judges.packed)):
+        found += judge(recipe, judges.batch(number), judges.packed[number]["numbers"], k, "greedy")
     return sorted(found, key=lambda judged: judged.number)
 
 

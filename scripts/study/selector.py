@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from draftkit.data.samples import read_training_samples
+from draftkit.data.sample_files import read_training_samples
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.layout.folder import Draft
 from draftkit.loading import open_draft

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from draftkit import zoo
-from draftkit.data.samples import read_training_samples
+from draftkit.data.sample_files import read_training_samples
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
 from scripts.zoo._drafts import mask_token

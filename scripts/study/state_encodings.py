@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from draftkit.data.packing import PackedRows
-from draftkit.data.samples import Sample, held_out, read_training_samples
+from draftkit.data.sample_files import held_out, read_training_samples
+from draftkit.data.samples import Sample
 from draftkit.data.states import ENCODINGS, Encoding
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, load_training_target

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.convert.unified import PROVENANCE_FILE
-from draftkit.data.samples import read_training_samples
+from draftkit.data.sample_files import read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import choose_vocabulary, token_counts

@@ -24,7 +24,8 @@ from draftkit import zoo
 from draftkit.cli import app
 from draftkit.convert.destinations import destinations
 from draftkit.convert.detect import all_formats
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.layout.folder import read_draft
 from draftkit.version import __version__
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from draftkit.convert.api import convert_checkpoint, describe_checkpoint, plan_conversion
 from draftkit.convert.unified import REFUSED_ARCHITECTURE
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.layout.facts import with_facts

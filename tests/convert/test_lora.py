@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.convert.operations import Move, carry_out
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError, TargetError
 from draftkit.io.dtypes import dtype_name

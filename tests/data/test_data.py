@@ -33,7 +33,8 @@ from draftkit.checks.training_data import check_data, survey
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.rows import Conversation, Row, parse_row, read_rows
-from draftkit.data.samples import Reason, RowCounts, Sample, SamplesOrigin, read_origin, read_samples, write_samples
+from draftkit.data.sample_files import read_origin, read_samples, write_samples
+from draftkit.data.samples import Reason, RowCounts, Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
@@ -292,7 +293,7 @@ def test_the_remains_of_a_killed_preparation_are_removed(tmp_path: Path) -> None
     (dead / "new").write_text("half")
     write_samples(tmp_path / "data.jsonl", [Sample.of("a", [1, 2], [(1, 2)])], ORIGIN)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
-    with pytest.raises(DraftkitError, match="is a folder"):
+    with pytest.raises(DraftkitError, match="holds"):
         write_samples(tmp_path, [], ORIGIN, force=True)
 
 

@@ -39,7 +39,8 @@ from draftkit.data.responses import (
     Sampling,
 )
 from draftkit.data.rows import Conversation, Row, Served, read_rows
-from draftkit.data.samples import Reason, RowCounts, read_samples
+from draftkit.data.sample_files import read_samples
+from draftkit.data.samples import Reason, RowCounts
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.client import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError

@@ -28,7 +28,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states import ENCODINGS, Encoding
 from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import BY_CHANNEL, channel_bytes, decode, encode, vector_bytes

@@ -12,7 +12,8 @@ from fixtures.checkpoints import pico
 from fixtures.training.samples import samples
 from transformers import CONFIG_MAPPING
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.states.encoding import costs_of_states
 from draftkit.data.states.shards import read_manifest
 from draftkit.targets.cost import _active_parameters, token_seconds

@@ -14,7 +14,8 @@ from fixtures.checkpoints.gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftkit import zoo
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states.online import load_target_embeddings, load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError

@@ -23,7 +23,8 @@ from typer.testing import CliRunner, Result
 
 from draftkit.cli.prepare import prune_vocab
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError

@@ -12,7 +12,8 @@ from fixtures.checkpoints import pico
 from fixtures.checkpoints.recurrent_targets import COMMON, KINDS
 from transformers import CONFIG_MAPPING
 
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, UnsupportedTarget

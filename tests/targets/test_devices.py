@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 from draftkit.checks.training_data import check_data
 from draftkit.cli.options import settled_dtype
 from draftkit.data.responses import Sampling, engine_responder
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError

@@ -17,7 +17,7 @@ from fixtures.servers.completions_server import Answer, CompletionsServer
 from draftkit import zoo
 from draftkit.data.responses import NextRow, Responded
 from draftkit.data.rows import read_rows
-from draftkit.data.samples import read_samples
+from draftkit.data.sample_files import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft

@@ -15,7 +15,8 @@ from fixtures.training.samples import samples
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.train.attention import ChainSteps, attend_chain, attend_masked, masks_of_parallel_rows, masks_of_samples
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter

@@ -24,8 +24,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import SamplesOrigin as TextOrigin
-from draftkit.data.samples import write_samples
 from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts

@@ -15,7 +15,8 @@ from fixtures.checkpoints import pico
 from fixtures.training.samples import samples
 from test_train import config, data, settings, target, weights, whole  # noqa: F401
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.errors import DraftkitError
 from draftkit.train.checkpoint import FREE, INPUTS_FILE, rows_of_process
 from draftkit.train.config import TrainConfig

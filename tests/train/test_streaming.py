@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.data.states.online import load_final_norm
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import (

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING
 from transformers.utils import logging
 
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.layout.folder import read_draft
 
 FAKE_VLLM = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"

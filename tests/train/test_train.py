@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, TrainerState
 
 from draftkit import convert_checkpoint
-from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft

@@ -14,7 +14,8 @@ from test_train import config, data  # noqa: F401
 from test_train import target as pico_folder  # noqa: F401
 
 from draftkit import DraftTuner, simulate_acceptance
-from draftkit.data.samples import Sample, read_training_samples
+from draftkit.data.sample_files import read_training_samples
+from draftkit.data.samples import Sample
 from draftkit.data.states.online import load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft

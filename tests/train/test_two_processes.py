@@ -19,7 +19,8 @@ from fixtures.training.samples import samples
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.sample_files import write_samples
+from draftkit.data.samples import SamplesOrigin
 from draftkit.train.config import read_config
 from draftkit.train.recipes import recipe_names
 from draftkit.train.run import train_draft

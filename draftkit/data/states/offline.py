@@ -11,11 +11,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from draftkit.data.sample_files import samples_sha256
 from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
 from draftkit.data.states.online import States
-from draftkit.data.states.shards import AGAIN, Manifest, Shard, file_sha256, read_manifest, target_sha256
+from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
+from draftkit.io.digest import file_sha256
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -86,7 +88,7 @@ class OfflineStates:
     def _check_origin(self, data: Path, target: Path | None) -> None:
         manifest = self.manifest
         again = "write the states again, to another folder: draftkit data states"
-        if (found := file_sha256(data)) != manifest.data_sha256:
+        if (found := samples_sha256(data)) != manifest.data_sha256:
             raise DraftkitError(
                 f"the states were made of other samples than {data}",
                 where=self.folder,

@@ -6,15 +6,17 @@ N tokens of a row, F width of the captured features, H target width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
+from draftkit.data.columns import Samples
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
@@ -55,19 +57,19 @@ def load_training_target(target: str | OpenedTarget, *, device: str, dtype: torc
     return load_pretrained(target.folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
 
 
-def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
+def check_lengths(samples: Sequence[Sample], config: PretrainedConfig) -> None:
     """Raise `DraftkitError` naming the first sample that is too long to be packed for the target."""
     positions = Positions.of(config)
     limit = (
         "the target's positions" if positions.longest == positions.most else "beyond them its rope changes (longrope)"
     )
-    for sample in samples:
-        if len(sample) > positions.longest:
-            raise DraftkitError(
-                f"sample {sample.id} has {len(sample)} tokens",
-                expected=f"at most {positions.longest}: {limit}",
-                hint=f"prepare the data with --max-length {positions.longest}",
-            )
+    samples = Samples.of(samples)
+    for number in np.flatnonzero(samples.lengths > positions.longest)[:1]:
+        raise DraftkitError(
+            f"sample {samples[number].id} has {samples.lengths[number]} tokens",
+            expected=f"at most {positions.longest}: {limit}",
+            hint=f"prepare the data with --max-length {positions.longest}",
+        )
 
 
 def load_target_embeddings(target: str | OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel:

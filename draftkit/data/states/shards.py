@@ -21,8 +21,9 @@ from torch import Tensor
 
 from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import channel_bytes, vector_bytes
-from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers
+from draftkit.io.digest import file_sha256
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorToWrite, raw_memory
 from draftkit.io.jsonfile import dump, read_object
@@ -124,15 +125,6 @@ def read_manifest(folder: Path) -> Manifest:
     if end > manifest.num_documents:
         raise FormatError(f"the shards reach to sample {end} of {manifest.num_documents}", where=path)
     return manifest
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file. Raises `SourceError` when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
 
 
 def target_sha256(folder: Path, schema: int) -> str:

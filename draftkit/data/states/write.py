@@ -18,14 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftkit.data.packing import pack, row_tensors
-from draftkit.data.samples import Sample, read_samples
+from draftkit.data.sample_files import open_samples, samples_sha256
+from draftkit.data.samples import Sample
 from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
     Manifest,
     begin,
-    file_sha256,
     offsets_of,
     schema_of,
     shard_ranges,
@@ -318,8 +318,8 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     """
     with sole_writer(out, folder=True):
         target = open_target(settings.target)
-        samples = list(read_samples(data))
-        longest = max((len(sample) for sample in samples), default=0)
+        samples = open_samples(data)
+        longest = int(samples.lengths.max(initial=0))
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
         check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
@@ -349,7 +349,7 @@ def _manifest(
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,
-        data_sha256=file_sha256(data),
+        data_sha256=samples_sha256(data),
         num_documents=len(samples),
         num_tokens=sum(map(len, samples)),
         layers=layers,

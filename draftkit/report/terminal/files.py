@@ -67,14 +67,10 @@ def _certificates(path: Path) -> Written | None:
 
 
 def _samples(path: Path) -> Written:
-    from draftkit.data.samples import (
-        read_origin,
-        read_samples,
-    )
+    from draftkit.data.sample_files import open_samples, read_origin
 
-    target = read_origin(path).target
-    lengths = [len(sample) for sample in read_samples(path)]
-    title = f"training data for {target}: {_counted(len(lengths), 'sample')}, {sum(lengths):,} tokens"
+    target, samples = read_origin(path).target, open_samples(path)
+    title = f"training data for {target}: {_counted(len(samples), 'sample')}, {samples.lengths.sum():,} tokens"
     return Written("samples", title, (), ("data", "check", path, "--target", target))
 
 
@@ -126,5 +122,9 @@ def _counted(number: int, noun: str) -> str:
 
 
 Reader = Callable[[Path], Written | None]
-FILES: Mapping[str, tuple[Reader, ...]] = {".json": (_result, _certificates), ".jsonl": (_samples, _rows)}
-FOLDERS: tuple[Reader, ...] = (_run, _states)
+FILES: Mapping[str, tuple[Reader, ...]] = {
+    ".json": (_result, _certificates),
+    ".jsonl": (_samples, _rows),
+    ".arrow": (_samples,),
+}
+FOLDERS: tuple[Reader, ...] = (_run, _states, _samples)
