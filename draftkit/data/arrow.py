@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkit.data.columns import Columns, Samples
+from draftkit.data.columns import Columns, SampleTable
 from draftkit.data.samples import MAX_TOKEN, Sample, SamplesOrigin, header, origin_of
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.atomic import atomic_file, atomic_folder
@@ -99,7 +99,7 @@ def _write_info(folder: Path, origin: SamplesOrigin) -> None:
     (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
 
-class ArrowSamples(Samples):
+class ArrowSamples(SampleTable):
     """The samples of a file or folder, in pages that the system reads when they are needed.
 
     Raises `SourceError` where it cannot be read, `FormatError` where it is damaged or holds something else.

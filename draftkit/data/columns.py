@@ -25,15 +25,15 @@ class Columns(NamedTuple):
     loss_mask: NDArray[np.bool_]
 
 
-class Samples(Sequence[Sample], ABC):
+class SampleTable(Sequence[Sample], ABC):
     """Samples by their numbers. `lengths` int64: the tokens of each."""
 
     lengths: NDArray[np.int64]
 
     @staticmethod
-    def of(samples: Sequence[Sample]) -> Samples:
+    def of(samples: Sequence[Sample]) -> SampleTable:
         """These samples as what they are, or a list of them as that."""
-        return samples if isinstance(samples, Samples) else ListedSamples(samples)
+        return samples if isinstance(samples, SampleTable) else ListedSamples(samples)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -65,12 +65,12 @@ class Samples(Sequence[Sample], ABC):
         """Whether any loss mask has a token."""
         return any(bool(part.loss_mask.any()) for part in self.columns())
 
-    def __add__(self, other: Samples) -> Samples:
+    def __add__(self, other: SampleTable) -> SampleTable:
         """These samples, then the other ones."""
         return JoinedSamples([self, other])
 
 
-class ListedSamples(Samples):
+class ListedSamples(SampleTable):
     """Samples that are in memory."""
 
     def __init__(self, samples: Sequence[Sample]):
@@ -90,10 +90,10 @@ class ListedSamples(Samples):
             yield Columns(self.lengths[begin : begin + AT_ONCE], np.concatenate(tokens), np.concatenate(masks))
 
 
-class JoinedSamples(Samples):
+class JoinedSamples(SampleTable):
     """Samples of several files, in turn."""
 
-    def __init__(self, parts: Sequence[Samples]):
+    def __init__(self, parts: Sequence[SampleTable]):
         self._parts = parts
         self._firsts = [0, *accumulate(map(len, parts))]
         self.lengths = np.concatenate([part.lengths for part in parts])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 
@@ -94,7 +94,7 @@ class PackedRows(Dataset[PackedRow]):
     """The samples of `numbers`, packed into rows of `size` tokens. `num_tokens`: of all of them."""
 
     def __init__(self, samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.int64], size: int):
-        self.samples = Samples.of(samples)
+        self.samples = SampleTable.of(samples)
         self.numbers = np.asarray(numbers, dtype=np.int64)
         self.size = size
         lengths = self.samples.lengths[self.numbers]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkit.data.arrow import SUFFIX, ArrowSamples, read_arrow_origin, write_arrow
-from draftkit.data.columns import ListedSamples, Samples
+from draftkit.data.columns import ListedSamples, SampleTable
 from draftkit.data.samples import Sample, SamplesOrigin, header, origin_of, parse_tokens
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file
@@ -75,12 +75,12 @@ def read_samples(path: Path) -> Iterator[Sample]:
             ) from error
 
 
-def open_samples(path: Path) -> Samples:
+def open_samples(path: Path) -> SampleTable:
     """All samples of a file or folder: those in Arrow where they lie, those in JSONL parsed. Raises `DraftkitError`."""
     return ArrowSamples(path) if is_arrow(path) else ListedSamples(list(read_samples(path)))
 
 
-def read_training_samples(path: Path) -> Samples:
+def read_training_samples(path: Path) -> SampleTable:
     """As `open_samples`. Raises `DraftkitError` too when all loss masks are empty."""
     samples = open_samples(path)
     if not samples.has_loss():
@@ -95,7 +95,7 @@ def samples_sha256(path: Path) -> str:
     return ArrowSamples(path).sha256() if is_arrow(path) else file_sha256(path)
 
 
-def split(samples: Samples, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split(samples: SampleTable, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The numbers of samples to train on and of a share that is held out, by their ids alone: more data leave the old
     samples on their side."""
     limit = int(share * 2**32)
@@ -106,7 +106,7 @@ def split(samples: Samples, share: float) -> tuple[NDArray[np.int64], NDArray[np
 
 def held_out(samples: Sequence[Sample], share: float) -> tuple[list[int], list[int]]:
     """`split` of any samples, as lists."""
-    kept, aside = split(Samples.of(samples), share)
+    kept, aside = split(SampleTable.of(samples), share)
     return kept.tolist(), aside.tolist()
 
 

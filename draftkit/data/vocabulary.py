@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 
@@ -20,7 +20,7 @@ SIZES = (4096, 8192, 16384, 32768, 65536)
 def token_counts(samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.int64], vocab_size: int) -> Tensor:
     """How often each token is in the loss masks of the samples of `numbers`: int64 [V]. Raises `DraftkitError` for a
     token that V has not."""
-    samples = Samples.of(samples)
+    samples = SampleTable.of(samples)
     wanted = np.zeros(len(samples), dtype=np.bool_)
     wanted[np.asarray(numbers, dtype=np.int64)] = True
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -35,7 +35,7 @@ def token_counts(samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.
     return torch.from_numpy(counts)
 
 
-def _unknown(samples: Samples, numbers: Iterable[int], vocab_size: int) -> DraftkitError:
+def _unknown(samples: SampleTable, numbers: Iterable[int], vocab_size: int) -> DraftkitError:
     """What is wrong with the first of these samples that teaches a token which is not in the vocabulary."""
     labels = ((sample, sample.tokens[sample.loss_mask]) for sample in map(samples.sample, map(int, numbers)))
     sample, tokens = next((s, t[(t < 0) | (t >= vocab_size)]) for s, t in labels if ((t < 0) | (t >= vocab_size)).any())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.convert.unified import unify, write_draft
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.sample_files import read_origin, read_training_samples
 from draftkit.data.tokenizer import TargetTokenizer, served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
@@ -182,7 +182,7 @@ def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
     return replace(owner, size=size)  # of the same tokens, one may have more rows without a token
 
 
-def _read_samples(data: Path, owner: Vocabulary) -> Samples:
+def _read_samples(data: Path, owner: Vocabulary) -> SampleTable:
     """The samples. Raises `FormatError` where their ids are those of another tokenizer."""
     if read_origin(data).tokenizer_sha256 != _target_of(owner).sha256:
         raise FormatError(

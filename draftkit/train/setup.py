@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftkit.convert.unified import is_written_by_draftkit
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRows
 from draftkit.data.sample_files import MANY, is_arrow, read_training_samples, samples_sha256, split
 from draftkit.data.states.online import (
@@ -64,7 +64,7 @@ class ReadyRun(NamedTuple):
     opened: OpenedTarget
     target: PreTrainedModel
     recipe: Recipe
-    samples: Samples
+    samples: SampleTable
     files: tuple[Path, ...]
     training: PackedRows
     validating: PackedRows | None
@@ -185,7 +185,7 @@ def said_of_resuming(checkpoint: Path, changed: Sequence[str], arguments: Traini
     return f"goes on from {checkpoint.name}{shared}" + "".join(f"\n  {line}" for line in changed)
 
 
-def said_of_parsing(samples: Samples, seconds: float) -> str:
+def said_of_parsing(samples: SampleTable, seconds: float) -> str:
     """What it took to parse samples from JSONL, and what to do instead."""
     taken = samples.lengths.sum() * SAMPLE_BYTES / 1e9
     return (
@@ -286,7 +286,7 @@ def _check_output(out: Path, resume: bool) -> None:
     check_writable(out / "draft")
 
 
-def read_split(config: TrainConfig) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
+def read_split(config: TrainConfig) -> tuple[SampleTable, NDArray[np.int64], NDArray[np.int64]]:
     """All samples, and the numbers of those to train on and of those to judge the draft by."""
     samples = read_training_samples(Path(config.data))
     settings = config.validation

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRow
 from draftkit.data.sample_files import samples_sha256
+from draftkit.data.samples import Sample
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
@@ -34,7 +35,7 @@ def open_stream(
     stream: StreamSettings,
     target: OpenedTarget,
     aux_layers: AuxLayers | None,
-    samples: Samples,
+    samples: Sequence[Sample],
 ) -> Iterator[StreamedStates]:
     """The states of `samples` from a worker, which the first process of the run keeps where it has been told how."""
     manifest = stream_manifest(config, stream, target, aux_layers, samples)
@@ -75,11 +76,12 @@ def stream_manifest(
     stream: StreamSettings,
     target: OpenedTarget,
     aux_layers: AuxLayers | None,
-    samples: Samples,
+    samples: Sequence[Sample],
 ) -> Manifest:
     """What the worker is told to compute. Raises `DraftkitError` for a vLLM that is not there."""
     if stream.python:
         find_python(stream.python)
+    lengths = SampleTable.of(samples).lengths
     return Manifest(
         schema=SAMPLED,
         target=target.located.name,
@@ -90,11 +92,11 @@ def stream_manifest(
         data=Path(config.data).name,
         data_sha256=samples_sha256(Path(config.data)),
         num_documents=len(samples),
-        num_tokens=int(samples.lengths.sum()),
+        num_tokens=int(lengths.sum()),
         layers=() if aux_layers is None else tuple(sorted({*aux_layers.states} - {FINAL})),
         hidden_size=target.facts.hidden_size,
         encoding=stream.encoding,
-        shard_tokens=int(samples.lengths.max()),
+        shard_tokens=int(lengths.max()),
     )
 
 

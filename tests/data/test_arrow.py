@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftkit.data.arrow import DATA_FILE, ROWS, SUFFIX
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRows, pack
 from draftkit.data.sample_files import (
     held_out,
@@ -78,7 +78,7 @@ def passes(samples: Sequence[Sample]) -> list[object]:
     numbers = [row["numbers"] for row in (rows[index] for index in range(len(rows)))]
     return [
         training, aside, numbers, rows.num_tokens, rows[0]["tokens"].tolist(), rows[0]["loss_mask"].tolist(),
-        token_counts(samples, training, 300).tolist(), Samples.of(samples).has_loss(),
+        token_counts(samples, training, 300).tolist(), SampleTable.of(samples).has_loss(),
     ]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_passes_over_columns_find_the_same(tmp_path: Path) -> None:
 
 def test_counts_are_those_of_each_sample(tmp_path: Path) -> None:
     samples = made(1200)
-    numbers, _ = split(Samples.of(samples), 0.5)
+    numbers, _ = split(SampleTable.of(samples), 0.5)
     counts = np.zeros(300, dtype=np.int64)
     for number in numbers:
         np.add.at(counts, samples[number].tokens[samples[number].loss_mask], 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.data.columns import Samples
+from draftkit.data.columns import SampleTable
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
@@ -63,7 +63,7 @@ def check_lengths(samples: Sequence[Sample], config: PretrainedConfig) -> None:
     limit = (
         "the target's positions" if positions.longest == positions.most else "beyond them its rope changes (longrope)"
     )
-    samples = Samples.of(samples)
+    samples = SampleTable.of(samples)
     for number in np.flatnonzero(samples.lengths > positions.longest)[:1]:
         raise DraftkitError(
             f"sample {samples[number].id} has {samples.lengths[number]} tokens",
