@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Branches(NamedTuple):
@@ -85,11 +86,15 @@ class SlotRows:
         return self.positions if self.branches is None else self.branches.of_rows
 
     def seen(self, window: int | None, chunk: int | None, sink_tokens: int) -> Tensor:
-        """`Branches.seen` as int8 [B, T, M], once for all layers of a forward."""
+        """`Branches.seen` as int32 [B, T, ⌈M/32⌉], of which each has 32 entries as bits, the first as its lowest: once
+        for all layers of a forward."""
         assert self.branches is not None
         key = window, chunk, sink_tokens
         if key not in self._seen:
-            self._seen[key] = self.branches.seen(window, chunk, sink_tokens).to(torch.int8)
+            seen = self.branches.seen(*key)
+            words = pad(seen, (0, -seen.shape[2] % 32)).unflatten(2, (-1, 32)).int()
+            bits = torch.arange(32, dtype=torch.int32, device=seen.device)
+            self._seen[key] = (words << bits).sum(3, dtype=torch.int32)
         return self._seen[key]
 
     @cached_property

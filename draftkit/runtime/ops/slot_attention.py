@@ -170,7 +170,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
         BIDIRECTIONAL=scoring.bidirectional,
         ANCHORED=scoring.anchored,
         WIDEN=not query.is_cuda,
-        num_warps=4 if block_m <= 64 else 8,
+        num_warps=4 if block_m * width <= 8192 else 8,
         num_stages=_device(query.device).stages,
         enable_fp_fusion=True,
     )
@@ -186,8 +186,8 @@ def _tree_of(rows: SlotRows, scoring: Scoring) -> tuple[Tensor, Tensor | None, T
     branches = rows.branches
     if branches is None:
         return rows.positions, None, None, 0
-    seen = rows.seen(*scoring.bounds).contiguous()
-    return branches.of_rows.contiguous(), branches.first.contiguous(), seen, seen.shape[2]
+    seen = rows.seen(*scoring.bounds)
+    return branches.of_rows.contiguous(), branches.first.contiguous(), seen, branches.places.shape[1]
 
 
 def _tiles(rows: int, width: int, query: Tensor) -> tuple[int, int]:
@@ -357,24 +357,26 @@ def _attention_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         if cap is not None:
             scores = cap * _tanh(scores)
-        visible = stored & (position[:, None] >= 0)
+        there = position >= 0
         if roots is not None:
-            at = n - tl.load(roots + sequence).to(tl.int32)
-            own = seen + ((sequence * ROWS + row) * newest)[:, None] + at[None, :]
-            among = (at >= 0) & (at < newest)
-            visible &= (at < 0)[None, :] | (tl.load(own, mask=inside[:, None] & among[None, :], other=0) != 0)
-        elif not BIDIRECTIONAL:
-            visible &= n <= position[:, None]
+            root = tl.load(roots + sequence).to(tl.int32)
+            own = _branch(seen, sequence * ROWS + row, begin - root, tl.cdiv(newest, 32), there, BLOCK_N)
+            visible = stored & own
+        else:
+            visible = stored & there[:, None]
+            if not BIDIRECTIONAL:
+                visible &= n <= position[:, None]
         if window is not None:
-            if ANCHORED:
-                near = n[None, :] > tl.load(positions + sequence * ROWS).to(tl.int32) - window
-            else:
-                near = n[None, :] > position[:, None] - window
+            near = n
             if sink_tokens is not None:
-                near |= (n < sink_tokens)[None, :]
+                always = n < sink_tokens
                 if roots is not None:
-                    near |= (at >= 0)[None, :]
-            visible &= near
+                    always |= n >= root
+                near = tl.where(always, 1 << 30, n)  # beyond every position
+            if ANCHORED:
+                visible &= near > tl.load(positions + sequence * ROWS).to(tl.int32) - window
+            else:
+                visible &= near > position[:, None] - window
             if BIDIRECTIONAL and not ANCHORED:
                 visible &= n < position[:, None] + window
         if chunk is not None:
@@ -518,6 +520,34 @@ def _span(
         begins = first - tl.minimum(first, sink_tokens)
     size = tl.minimum(tl.maximum(tl.cdiv(end - begins, fill), SHORTEST), LONGEST)
     return first, begins, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
+
+
+@jit
+def _branch(
+    seen: tl.tensor, row: tl.tensor, at: tl.tensor, words: tl.tensor, there: tl.tensor, BLOCK_N: tl.constexpr
+) -> Any:
+    """Which entries of a block rows of a tree see, if the block begins `at` entries after the root's.
+
+    One word is read for 32 entries: an address for each of them would take more registers than there are."""
+    first = at >> 5
+    within = (at & 31).to(tl.uint32)
+    n = tl.arange(0, BLOCK_N)
+    found = tl.zeros([1, 1], tl.uint32)
+    word = _word(seen, row, first, words, there)
+    for i in tl.static_range((BLOCK_N + 31) // 32):
+        following = _word(seen, row, first + i + 1, words, there)
+        aligned = (word >> within) | (following << 1 << (31 - within))
+        found = tl.where((n // 32 == i)[None, :], aligned[:, None], found)
+        word = following
+    return (found >> (n % 32).to(tl.uint32)[None, :] & 1) != 0
+
+
+@jit
+def _word(seen: tl.tensor, row: tl.tensor, index: tl.tensor, words: tl.tensor, there: tl.tensor) -> Any:
+    """What rows see of 32 entries, by bits; all where they lie before the root, none where a row is not `there`."""
+    index = tl.where(there, index, words)
+    word = tl.load(seen + row * words + index, mask=(index >= 0) & (index < words), other=0)
+    return tl.where(index < 0, -1, word).to(tl.uint32, bitcast=True)
 
 
 @jit
