@@ -25,12 +25,13 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.quantization import COMPRESSED
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.target import TargetFacts, language_model
+from draftkit.layout.target import ADAPTED, TargetFacts, language_model
 from draftkit.models.rounded_inputs import round_inputs
 from draftkit.runtime.architecture_check import require_equal_decoding
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.targets.adapter import TargetAdapter
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.pretrained import read_config, read_model_config
@@ -46,11 +47,12 @@ class OpenedTarget:
     """A target that a user has named: located once, with its commit fixed; each part is read when it is first asked
     for, and kept. The parts raise `DraftkitError` where they cannot be had.
 
-    `name` is what the user calls it.
+    `name` is what the user calls it. `adapter`: one that is merged into its weights when they are loaded.
     """
 
     name: str
     located: Located
+    adapter: TargetAdapter | None = None
 
     @property
     def config_folder(self) -> Path:
@@ -143,9 +145,28 @@ class OpenedTarget:
 
     def load(self, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
         """The model, for draftkit's runtime. Raises `DraftkitError`."""
-        return load_target(
-            self.folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets(), known=self.supported
-        )
+        return self.adapted(
+            load_target(
+                self.folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets(),
+                known=self.supported,
+            )
+        )  # fmt: skip
+
+    def adapted(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model with the adapter in its weights. Raises `DraftkitError` where it does not fit."""
+        return model if self.adapter is None else self.adapter.merge_into(model)
+
+    def mark(self, digest: str) -> str:
+        """A digest of the target's folder, together with that of its adapter."""
+        return digest if self.adapter is None else self.adapter.mark(digest)
+
+    def require_no_adapter(self, by: str) -> None:
+        """Raise `TargetError` where there is an adapter, which an engine is given by its own means."""
+        if self.adapter is not None:
+            raise TargetError(
+                f"{by} is not given the adapter {self.adapter.name} by draftkit",
+                hint="leave out --target-adapter, or measure with draftkit's own engine",
+            )
 
     def load_embeddings(self, *, device: str, dtype: torch.dtype) -> TargetEmbeddings:
         """The target's embedding and its output layer alone; `device` becomes the current one. Raises
@@ -154,13 +175,16 @@ class OpenedTarget:
 
 
 def open_target(target: str | OpenedTarget) -> OpenedTarget:
-    """The target of a name: a path, Hub id or `zoo:NAME`. One that is opened already is returned as it is.
+    """The target of a name: a path, Hub id or `zoo:NAME`, and after ` + ` an adapter on it. One that is opened already
+    is returned as it is.
 
     Raises `SourceError` where there is none.
     """
     if isinstance(target, OpenedTarget):
         return target
-    return OpenedTarget(target, locate(target, weights=False, as_file=True))
+    name, joined, adapter = target.partition(ADAPTED)
+    base = locate(name, weights=False, as_file=True)
+    return OpenedTarget(target, base, TargetAdapter.of(adapter, base) if joined else None)
 
 
 def load_model(

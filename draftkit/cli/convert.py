@@ -56,7 +56,11 @@ def convert(
     ] = None,
     format: FormatOption = None,
     part: Annotated[
-        str | None, typer.Option(help="Take this part out of a target: mtp, its multi-token prediction heads.")
+        str | None,
+        typer.Option(
+            help="Take this part out: mtp, a target's multi-token prediction heads; adapter, that of a checkpoint of "
+            "train --lora, as peft has it."
+        ),
     ] = None,
     into: Annotated[
         str | None,
@@ -88,12 +92,19 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft of any known format into the unified layout. With --to, into another."""
-    from draftkit.convert.api import default_output, plan_conversion, put_heads_back
+    from draftkit.convert.api import default_output, plan_conversion, put_heads_back, take_adapter
     from draftkit.engines.llama_cpp import serve_with_heads
     from draftkit.io.settings import assignments
 
-    if part is not None and part != "mtp":
-        raise DraftkitError(f"there is no part {part}", expected="--part mtp")
+    if part not in (None, "mtp", "adapter"):
+        raise DraftkitError(f"there is no part {part}", expected="--part mtp or --part adapter")
+    if part == "adapter":
+        taken = take_adapter(source, out or Path("adapter"))
+        if as_json:
+            print_json({"schema": 1, "out": str(taken)})
+        else:
+            console().print(f"written: {taken}, an adapter (peft)", soft_wrap=True, markup=False)
+        return
     if into is not None:
         folder, changed = put_heads_back(source, into, out)
         if as_json:

@@ -27,6 +27,7 @@ from draftkit.cli.options import (
     StrictOption,
     SubsetOption,
     SystemOption,
+    TargetAdapterOption,
     TargetOption,
     TemplateOption,
     TensorParallelOption,
@@ -319,6 +320,7 @@ def states(
     samples: SamplesArgument,
     out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
     target: TargetOption,
+    target_adapter: TargetAdapterOption = None,
     layers: Annotated[
         str | None,
         typer.Option(help="Store the states after these layers, as 2,5,7; default: EAGLE-3's; '' for none."),
@@ -347,13 +349,14 @@ def states(
     quiet_transformers()
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
+    from draftkit.layout.target import adapted_name
     from draftkit.report.terminal.data import costs_table, states_plan
 
     dtype = settled_dtype(dtype, device)
     if vllm_python is not None and device_map is not None:
         raise DraftkitError("--device-map spreads a target in this process", hint="vLLM takes --tensor-parallel")
     settings = StatesSettings(
-        target=target,
+        target=adapted_name(target, target_adapter),
         layers=_parse_layers(layers),
         encoding=encoding,
         tokens_per_row=tokens_per_row,

@@ -13,6 +13,7 @@ from draftkit.cli.options import (
     DtypeOption,
     JsonOption,
     StrictOption,
+    TargetAdapterOption,
     TargetOption,
     TrustOption,
     drafts,
@@ -24,6 +25,7 @@ from draftkit.cli.output import console, print_json, quiet_transformers, say_nex
 def doctor(
     target: TargetOption,
     draft: Annotated[str, typer.Option(autocompletion=drafts, help="The draft to examine, of any format.")],
+    target_adapter: TargetAdapterOption = None,
     k: Annotated[
         int | None,
         typer.Option("--k", min=1, help="Draft tokens a round; default: those it is made for, or 4."),
@@ -43,9 +45,11 @@ def doctor(
     """Find out why a draft accepts little. Known defects, its tensors, and what single changes would gain."""
     quiet_transformers()
     from draftkit.doctor.diagnose import diagnose_draft
+    from draftkit.layout.target import adapted_name
     from draftkit.report.terminal.diagnosis import show_diagnosis
 
     dtype = settled_dtype(dtype, device)
+    target = adapted_name(target, target_adapter)
     with shown_progress(one_bar=True) as on_progress:
         on_progress("loading", 0, None)
         diagnosis = diagnose_draft(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -156,6 +157,13 @@ RequiredLengthOption = Annotated[
 def evaluate(
     asked_for: typer.Context,
     target: TargetNameOption = None,
+    target_adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target-adapter",
+            help="A LoRA adapter (peft) on the target, merged in memory: measured beside the target; repeatable.",
+        ),
+    ] = None,
     draft: DraftsOption = None,
     k: TokensOption = "4",
     tree: TreeOption = None,
@@ -244,12 +252,17 @@ def evaluate(
 
     saved = None if out is None else ResultFile(out, resume=resume)
     stopping.kept = lambda: kept_cells(saved, asked.sweep, len(asked.drafts) or 1)
+    from draftkit.evaluate.adapters import evaluate_adapters
     from draftkit.evaluate.evaluate import evaluate_draft
 
     engines = asked.engines(out)
+    measure: Callable[..., Result] = partial(evaluate_draft, engines=engines)
+    if target_adapter:
+        _require_own_engine(asked.target, engines, resume=resume)
+        measure = partial(evaluate_adapters, adapters=target_adapter)
     with prompt_progress() as on_progress:
-        result = evaluate_draft(
-            asked.target, asked.drafts, asked.sweep, on_progress, engines=engines, advise=advise, predict=predict,
+        result = measure(
+            asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, predict=predict,
             tree_nodes=_nodes(tree_nodes), saved=saved, records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
@@ -258,6 +271,14 @@ def evaluate(
             print(f"next: {more}", file=sys.stderr)
     if require_al is not None:
         _require_acceptance(result, require_al)
+
+
+def _require_own_engine(target: str | None, engines: Sequence[BaseEngine], *, resume: bool) -> None:
+    """Raise `DraftkitError` for adapters beside another engine, which is given them by its own means, and to go on."""
+    if target is None or engines:
+        raise DraftkitError("adapters are merged for draftkit's own engine", hint="leave out --engine and --server")
+    if resume:
+        raise DraftkitError("a measurement of adapters is kept whole", hint="leave out --resume")
 
 
 def kept_cells(saved: ResultFile | None, sweep: Sweep, drafts: int) -> str:

@@ -121,6 +121,9 @@ SourceArgument = Annotated[
 TARGET = typer.Option(autocompletion=models, help="The target model: a folder, org/name[@revision] or zoo:target.")
 TargetOption = Annotated[str, TARGET]
 OptionalTargetOption = Annotated[str | None, TARGET]
+TargetAdapterOption = Annotated[
+    str | None, typer.Option("--target-adapter", help="A LoRA adapter (peft) on the target, merged into it in memory.")
+]
 DeviceOption = Annotated[
     str | None, typer.Option(rich_help_panel=MACHINE, help="cpu, cuda or cuda:N; default: cuda where there is one.")
 ]
@@ -247,8 +250,8 @@ TargetNameOption = Annotated[
     typer.Option(
         "--target",
         autocompletion=models,
-        help="The target model: a folder, org/name[@revision] or zoo:target. With --server only its tokenizer, or "
-        "none: the server renders messages.",
+        help="The target model: a folder, org/name[@revision] or zoo:target. Of servers only its tokenizer, or "
+        "none: they render messages.",
     ),
 ]
 DraftsOption = Annotated[

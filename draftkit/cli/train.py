@@ -20,6 +20,7 @@ from draftkit.cli.options import (
     OptionalTargetOption,
     ServedModelOption,
     StrictOption,
+    TargetAdapterOption,
     TargetOption,
     TrainingSetOption,
     TrustOption,
@@ -160,6 +161,7 @@ def adapt(
         str, typer.Option(help="Logs of requests: OpenAI chat or completion records, or rows as `data` takes them.")
     ],
     out: Annotated[str, typer.Option(help="A folder for all that is made; one that was begun is continued.")],
+    target_adapter: TargetAdapterOption = None,
     own: Annotated[
         list[str] | None,
         typer.Option(help="A model name in the log whose answers are this target's own; repeatable. Default: none is."),
@@ -188,13 +190,14 @@ def adapt(
 ) -> None:
     """Adapt a draft to a target or to traffic that has changed. Says what was lost, and what is regained."""
     quiet_transformers()
+    from draftkit.layout.target import adapted_name
     from draftkit.report.terminal.data import adaptation_table
     from draftkit.train.adapt import AdaptSettings, adapt_draft
     from draftkit.train.config import parse_lora
 
     asked = AdaptSettings(
         draft=draft,
-        target=target,
+        target=adapted_name(target, target_adapter),
         traffic=traffic,
         out=out,
         own=tuple(own or ()),

@@ -28,16 +28,18 @@ from draftkit.convert.quantize import formats_by_part, quantized, read_formats
 from draftkit.convert.unified import OnBytes, config_of, unify
 from draftkit.engines.known import plain_parts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
-from draftkit.hub.local_paths import reachable
+from draftkit.hub.local_paths import copy_named, reachable
 from draftkit.hub.locate import Located, locate
+from draftkit.io.atomic import atomic_folder
 from draftkit.io.finite import check_finite
 from draftkit.io.jsonfile import dump, object_in
 from draftkit.io.records import read_record
 from draftkit.io.shown import Rows, Shown
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance, facts_shown
-from draftkit.layout.target import TargetFacts, language_model, read_target_facts, require_whole_model
+from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts, language_model, read_target_facts, require_whole_model
 
+ADAPTER_FOLDER = "adapter"  # in a checkpoint of `train --lora`, beside the weights that it is merged into
 UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
 
 
@@ -331,6 +333,24 @@ def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[P
         )
     out = out or located.path
     return out, put_back(heads, open_source(located), out)
+
+
+def take_adapter(source: str, out: Path) -> Path:
+    """Copy the adapter that a training run has written beside a draft's merged weights, into the new folder `out`.
+
+    Raises `DraftkitError` for a draft without one.
+    """
+    folder = locate(source).path / ADAPTER_FOLDER
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise DraftkitError(
+            f"{source} has no adapter beside its weights: one is merged into them, or they were trained whole",
+            where=folder,
+            hint="train --lora writes one into each checkpoint: draftkit convert RUN/checkpoint-N OUT --part adapter",
+        )
+    with atomic_folder(out) as new:
+        for path in sorted(folder.iterdir()):
+            copy_named(path, new / path.name)
+    return out
 
 
 def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Path, list[str]]:

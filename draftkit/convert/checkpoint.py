@@ -181,7 +181,7 @@ def _open_adapter(source: Located) -> Checkpoint:
             where=path,
             expected="the Hub id or path of the model that the adapter was trained on",
         )
-    changes = _adapter_tensors(source.path)
+    changes = adapter_tensors(source.path)
     if foreign := [handle.name for handle in changes if not handle.name.startswith(ADAPTER_PREFIX)]:
         raise FormatError(f"the adapter holds {', '.join(foreign)}", where=path, expected=f"names in {ADAPTER_PREFIX}…")
     try:
@@ -197,7 +197,15 @@ def _open_adapter(source: Located) -> Checkpoint:
     return Checkpoint(source, model, _open_tensors(base.path) | _by_name(changes), Adapter(config, base))
 
 
-def _adapter_tensors(folder: Path) -> list[TensorHandle]:
+def open_adapter(source: Located, base: Located) -> Checkpoint:
+    """A peft adapter together with the model that a user says it is on. Raises `SourceError`/`FormatError`."""
+    config = read_object(source.path / ADAPTER_CONFIG)
+    tensors = _open_tensors(base.fetch()) | _by_name(adapter_tensors(source.path))
+    return Checkpoint(source, dict(base.config), tensors, Adapter(config, base))
+
+
+def adapter_tensors(folder: Path) -> list[TensorHandle]:
+    """The tensors of an adapter; none is read."""
     if (folder / "adapter_model.safetensors").is_file() or not (folder / "adapter_model.bin").is_file():
         return read_safetensors(folder / "adapter_model.safetensors")
     return read_torch(folder / "adapter_model.bin")

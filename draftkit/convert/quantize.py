@@ -157,9 +157,17 @@ def quantized(draft: Draft, asked: Mapping[str, str]) -> Draft:
 
 
 def _fits(draft: Draft, module: str, format: str) -> bool:
-    """Whether the groups of a format fill the rows of a matrix, and of those that engines join it with."""
+    """Whether the groups of a format fill the rows of a matrix, and of those that engines join it with.
+
+    vLLM makes the queries of an EAGLE-3 layer as wide as the draft first, and refuses groups that do not fill that.
+    """
     group = FORMATS[format].group
-    return group is None or all(draft.tensors[f"{m}.weight"].shape[1] % group == 0 for m in _joined(draft, module))
+    joined = _joined(draft, module)
+    widths = [draft.tensors[f"{m}.weight"].shape[1] for m in joined]
+    output = draft.tensors.get(f"{module.rpartition('.')[0]}.o_proj.weight")
+    if output is not None and len(joined) > 1:
+        widths.append(output.shape[0])
+    return group is None or all(width % group == 0 for width in widths)
 
 
 def _joined(draft: Draft, module: str) -> list[str]:

@@ -114,7 +114,7 @@ def engine_weights(target: str | OpenedTarget) -> str:
     """The digest of the weights that `engine_responder` loads. Raises `DraftkitError` where it would not load them."""
     target = open_target(target)
     target.require_runtime(_served_instead(target.name))  # before all of them are read
-    return weights_sha256(target.folder)
+    return target.mark(weights_sha256(target.folder))
 
 
 def engine_responder(

@@ -119,7 +119,7 @@ class Job:
     @cached_property
     def target_sha256(self) -> str | None:
         """The content of the target; None where nobody compares it."""
-        return target_sha256(self.opened_target.folder) if self.resumes else None
+        return self.opened_target.mark(target_sha256(self.opened_target.folder)) if self.resumes else None
 
 
 SHOWN_IDS = 16  # of the first prompt

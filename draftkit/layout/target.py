@@ -13,6 +13,7 @@ from draftkit.io.jsonfile import read_object
 
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 ADAPTER_CONFIG = "adapter_config.json"  # makes a folder one of peft's adapters
+ADAPTED = " + "  # between the names of a target and of an adapter on it
 ADAPTER_PREFIX = "base_model.model."  # what peft puts before the names of the base model's modules
 WRAPPERS = ("text_config", "llm_config", "language_config")  # where multi-modal configs keep their language model's
 
@@ -61,14 +62,20 @@ def default_block_layer_ids(num_hidden_layers: int, num_draft_layers: int) -> tu
     return tuple(round(1 + i * step) + 1 for i in range(num_draft_layers))
 
 
+def adapted_name(target: str, adapter: str | None) -> str:
+    """The name of a target with an adapter on it, as `open_target` takes it."""
+    return target if adapter is None else f"{target}{ADAPTED}{adapter}"
+
+
 def require_whole_model(folder: Path) -> None:
     """Raise `TargetError` for a folder of an adapter, which is a target only together with its base model."""
     if (folder / ADAPTER_CONFIG).is_file():
+        base = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "BASE"
         merge = command("draftkit", "convert", folder, "MERGED")
         raise TargetError(
             "this is an adapter (peft) of a model, and no target by itself",
             where=folder,
-            hint=f"{merge} merges it into its base: pass MERGED as the target",
+            hint=f"pass {command('--target', str(base), '--target-adapter', folder)}; {merge} writes both as one model",
         )
 
 

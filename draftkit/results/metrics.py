@@ -122,7 +122,10 @@ class Metric:
 
 # A view shows its metrics in this order. Every table of a card begins with those of "card".
 METRICS = (
-    Metric("target", "target", "target", "", ("csv",)),
+    Metric(
+        "target", "target", "target", "", ("table", "csv", "page", "notebook"), sparing=("table", "page", "notebook"),
+        left=True,
+    ),
     Metric("draft", "draft", "draft", "", ("csv",)),
     Metric("method", "method", "method", "", ("csv",)),
     Metric("dataset", "dataset", "dataset", "", ("card", "csv"), left=True),
@@ -150,6 +153,7 @@ METRICS = (
     Metric("max_new_tokens", "max_new_tokens", "max new tokens", "", ("csv",)),
     Metric("draft_sampling", "draft_sampling", "drafts", "", ("details", "card-acceptance", "csv"), left=True),
     Metric("verification", "verification", "verified by", "", ("details", "csv"), left=True),
+    Metric("repetition", "repetition", "repeats", ".0%", ("details", "csv"), sparing=("details",)),
     Metric("output_tokens", "output_tokens", "output tokens", ",", ("csv",)),
     Metric("num_drafts", "num_drafts", "drafts", ",", ("csv",)),
     Metric("num_draft_tokens", "num_draft_tokens", "draft tokens", ",", ("csv",)),

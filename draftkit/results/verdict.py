@@ -42,11 +42,11 @@ class ResultVerdict:
 
 def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:
     """A verdict for each engine, temperature and context, in the order of the cells."""
-    groups: dict[tuple[str, float, int | None], list[Cell]] = {}
+    groups: dict[tuple[str, str, float, int | None], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.engine, cell.temperature, cell.context), []).append(cell)
-    several = len(groups) > 1
-    judged = (_verdict(group, _condition(group[0]) if several else "") for group in groups.values())
+        groups.setdefault((cell.target, cell.engine, cell.temperature, cell.context), []).append(cell)
+    several, targets = len(groups) > 1, len({cell.target for cell in cells}) > 1
+    judged = (_verdict(group, _condition(group[0], targets) if several else "") for group in groups.values())
     return tuple(replace(verdict, sentence=_sentence(verdict.sentence)) for verdict in judged)
 
 
@@ -84,10 +84,11 @@ def well_known(cell: Cell) -> bool:
     return not (unexplained(cell) or disturbed(cell) or beyond_length(cell))
 
 
-def _condition(cell: Cell) -> str:
+def _condition(cell: Cell, targets: bool) -> str:
+    target = f"{cell.target}: " if targets else ""
     engine = "" if cell.other_engine is None else f" in {cell.engine}"
     context = "" if cell.context is None else f", context {cell.context}"
-    return f"at T = {cell.temperature:g}{context}{engine}, "
+    return f"{target}at T = {cell.temperature:g}{context}{engine}, "
 
 
 def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:

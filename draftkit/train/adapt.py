@@ -188,7 +188,8 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         draft = OpenedDraft(settings.draft, target, stack)
         recipe = recipe_of(draft.draft.spec.method)
         requests, run = _requests(settings, target, said), _run(settings, recipe)
-        digests = {"target_sha256": weights_sha256(target.folder), "draft_sha256": draft_sha256(draft.draft)}
+        weights = target.mark(weights_sha256(target.folder))
+        digests = {"target_sha256": weights, "draft_sha256": draft_sha256(draft.draft)}
         responder = _Responder(settings, target, requests.renderer.target)
         if settings.endpoints and not (out / SETTINGS_FILE).exists():
             responder.get()  # a server that cannot be asked is known before anything is written

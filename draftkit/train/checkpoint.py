@@ -133,7 +133,7 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
         stored_sha256 = manifest.target_sha256 if manifest.schema == SCHEMA else None  # the run holds the target to it
     judges = config.validation.samples
     return {
-        "target": stored_sha256 or weights_sha256(target.folder),
+        "target": stored_sha256 or target.mark(weights_sha256(target.folder)),
         "draft": None if draft is None else draft_sha256(draft),
         "data": samples_sha256(Path(config.data)),
         "states": states,

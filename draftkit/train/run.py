@@ -17,6 +17,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
+from draftkit.convert.api import ADAPTER_FOLDER
 from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.encoding import StatesCosts, costs_of_states
@@ -60,7 +61,6 @@ from draftkit.version import __version__
 
 VERSIONS_FILE = "versions.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors")
-ADAPTER_FOLDER = "adapter"  # only where the run trains an adapter, which is merged into the checkpoint's own weights
 
 
 @dataclass(frozen=True)

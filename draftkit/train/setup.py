@@ -198,7 +198,7 @@ def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object
     """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
     digests = {
         "data_sha256": samples_sha256(Path(config.data)),
-        "target_sha256": target_sha256(target.folder),
+        "target_sha256": target.mark(target_sha256(target.folder)),
     }
     return config.by_name() | digests
 

@@ -86,7 +86,7 @@ def stream_manifest(
         schema=SAMPLED,
         target=target.located.name,
         target_revision=target.located.revision,
-        target_sha256=target_sha256(target.folder, SAMPLED),
+        target_sha256=target.mark(target_sha256(target.folder, SAMPLED)),
         engine="vllm",
         dtype=stream.dtype,
         data=Path(config.data).name,

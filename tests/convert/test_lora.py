@@ -310,7 +310,7 @@ def test_an_adapter_as_target_is_named_with_what_takes_it(
     refused = draftkit(*command, "--target", "adapter")
     assert refused.code == 1
     assert "error: this is an adapter (peft) of a model, and no target by itself" in refused.err
-    assert "next: draftkit convert adapter MERGED merges it into its base: pass MERGED as the target" in refused.err
+    assert "--target-adapter adapter; draftkit convert adapter MERGED writes both as one model" in refused.err
     assert not Path("OUT").exists()
 
 

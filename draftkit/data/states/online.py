@@ -54,7 +54,9 @@ def load_training_target(target: str | OpenedTarget, *, device: str, dtype: torc
     """
     target = open_target(target)
     config = read_training_config(target)
-    return load_pretrained(target.folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
+    spread = spreads_targets()
+    model = load_pretrained(target.folder, config, device=device, dtype=dtype, attention=None, spread=spread)
+    return target.adapted(model)
 
 
 def check_lengths(samples: Sequence[Sample], config: PretrainedConfig) -> None:

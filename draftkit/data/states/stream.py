@@ -240,7 +240,7 @@ def run_worker(
             return 0
         time.sleep(PAUSE)
     manifest, opened = read_manifest(folder), open_target(target)
-    if (found := target_sha256(opened.folder, SAMPLED)) != manifest.target_sha256:
+    if (found := opened.mark(target_sha256(opened.folder, SAMPLED))) != manifest.target_sha256:
         raise TargetError(
             f"the run has another target than {target}",
             where=folder / MANIFEST,

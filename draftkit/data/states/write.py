@@ -318,6 +318,8 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     """
     with sole_writer(out, folder=True):
         target = open_target(settings.target)
+        if settings.vllm_python is not None:
+            target.require_no_adapter("vLLM")
         samples = open_samples(data)
         longest = int(samples.lengths.max(initial=0))
         check_lengths(samples, target.language_model)
@@ -345,7 +347,7 @@ def _manifest(
         schema=schema,
         target=public_name(located.name),
         target_revision=located.revision,
-        target_sha256=target_sha256(target.folder, schema),
+        target_sha256=target.mark(target_sha256(target.folder, schema)),
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,

@@ -48,6 +48,7 @@ class VllmEngine(BaseEngine):
         reason where vLLM cannot run the target or a draft, or cannot draft as it is asked to."""
         super().check(job)
         VLLM.check(job.sweep)
+        job.opened_target.require_no_adapter("vLLM")
         check_target(job.opened_target.config_folder)
         stated = self.settings.engine_arguments.get("speculative_config")
         check_verification(stated.get("rejection_sample_method") if isinstance(stated, Mapping) else None)

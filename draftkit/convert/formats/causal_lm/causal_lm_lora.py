@@ -19,7 +19,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.detect import detect
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.causal_lm.causal_lm import full_names
-from draftkit.convert.operations import Move, Operation, drop
+from draftkit.convert.operations import Move, Operation, carry_out, copy, drop
 from draftkit.convert.plan import Plan, renamed
 from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS
@@ -122,6 +122,23 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     moves += [drop(base[name], "the adapter has its own (modules_to_save)") for name in changes.saved]
     files = {path.name: path for path in (*planned.copied_files, *tokenizer_files(checkpoint.source.path))}
     return replace(planned, format=NAME, moves=tuple(moves), copied_files=tuple(files.values()))
+
+
+def changed_weights(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
+    """The weights of a base model that its adapter changes, merged, by their names in the base's files; none is read.
+
+    Raises `FormatError` for an adapter that cannot be merged or does not fit.
+    """
+    assert checkpoint.adapter is not None
+    path = checkpoint.source.path / ADAPTER_CONFIG
+    settings = _read_settings(Facts(checkpoint.adapter.config, path), checkpoint.adapter.config, path)
+    base, changes = _base_model(checkpoint), _read_changes(checkpoint)
+    _check_names(checkpoint, settings, base, changes)
+    moves = [
+        _with_changes(checkpoint, settings, base, changes, replace(copy(base[name], base[name].name), sources=(name,)))
+        for name in changes.factors
+    ]
+    return carry_out(moves, checkpoint.tensors)
 
 
 def _base_model(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
