@@ -59,7 +59,8 @@ SURFACE = {
     "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--for", "--verbose", "-v", "--json"],
     "formats": [],
     "eval": [
-        "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts", "--limit",
+        "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts",
+        "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict",
         "--tree-nodes", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
