@@ -100,12 +100,14 @@ def train(
 
 def _check(run: TrainConfig, resume: bool) -> None:
     from draftkit.io.records import to_dict
-    from draftkit.report.terminal.data import costs_table
+    from draftkit.report.terminal.data import costs_table, memory_table
     from draftkit.train.run import check_run
 
-    costs = check_run(run, resume=resume)
+    plan = check_run(run, resume=resume)
     print(run.to_yaml(), end="")
-    console(stderr=True).print(costs_table(to_dict(costs)))
+    shown = console(stderr=True)
+    shown.print(costs_table(to_dict(plan.states)))
+    shown.print(memory_table([to_dict(device) for device in plan.memory]))
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:

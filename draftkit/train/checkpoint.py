@@ -109,8 +109,8 @@ ACCUMULATION = "optimization.accumulation"
 FREE = frozenset({
     "out", "device", "keep", "save_every", "log_every", "report_to", "validation.every", "validation.keep",
     "validation.patience", "validation.decode", "optimization.epochs", "optimization.max_steps", "optimization.compile",
-    "optimization.recompute", "stream.python", "stream.folder", "stream.ahead", "stream.tensor_parallel",
-    "stream.device",
+    "optimization.recompute", "profile.steps", "stream.python", "stream.folder", "stream.ahead",
+    "stream.tensor_parallel", "stream.device",
 })  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from draftkit.train.settings import (
     LoraSettings,
     OnPolicy,
     Optimization,
+    ProfileSettings,
     Seed,
     Size,
     SizeOrNone,
@@ -60,11 +61,12 @@ class TrainConfig:
     save_every: SizeOrNone = setting("How far apart checkpoints are; 0 for the end only.", 0, unit="steps")
     keep: SizeOrNone = setting("How many checkpoints are kept, 0 for all.", 2, unit="checkpoints")
     log_every: Size = setting("How far apart lines of the log are.", 10, unit="steps")
-    report_to: tuple[Literal["mlflow", "tensorboard", "trackio", "wandb"], ...] = setting(
-        "The trackers that the log goes to besides the terminal, such as tensorboard,wandb.", ()
+    report_to: tuple[str, ...] = setting(
+        "The trackers that the log goes to besides the terminal, by transformers' names, such as tensorboard,wandb.", ()
     )
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
     lora: LoraSettings | None = None
     on_policy: OnPolicy | None = None
     options: dict[str, object] = setting("The options of the recipe.", factory=dict)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
@@ -50,7 +51,9 @@ from draftkit.train.checkpoint import (
 from draftkit.train.config import TrainConfig
 from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
+from draftkit.train.memory import DeviceMemory, memory_of_devices
 from draftkit.train.on_policy import RejectionStage
+from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
 from draftkit.train.setup import ReadyRun, read_split, rows_per_step, set_up
@@ -96,10 +99,15 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
-def check_run(config: TrainConfig, *, resume: bool = False) -> StatesCosts:
-    """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
+class RunPlan(NamedTuple):
+    """What the target's `states` take, by each way to have them, and the `memory` of each device."""
 
-    Returns what the target's states take, by each way to have them.
+    states: StatesCosts
+    memory: tuple[DeviceMemory, ...]
+
+
+def check_run(config: TrainConfig, *, resume: bool = False) -> RunPlan:
+    """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
 
     Of the target, the embedding and the output layer are read. What only its layers' weights can show, as one that is
     missing, is not found.
@@ -115,7 +123,21 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> StatesCosts:
         whole = empty_model(settings, ready.dtype)
         if online:
             TappedModel(whole, ready.recipe.aux_layers)
-        return _costs(config, ready, whole)
+        return RunPlan(_costs(config, ready, whole), _memory(config, ready, whole if online else ready.target))
+
+
+def _memory(config: TrainConfig, ready: ReadyRun, target: PreTrainedModel) -> tuple[DeviceMemory, ...]:
+    """What the run takes of devices; `target`: what it has of it."""
+    layers = ready.recipe.aux_layers
+    return memory_of_devices(
+        ready.recipe.draft,
+        target,
+        ranks=ready.arguments.world_size,
+        vocabulary=config.draft_vocab_size or target.config.get_text_config().vocab_size,
+        captured=1 + (0 if layers is None else len(layers.states)),
+        tokens=config.tokens_per_row,
+        depth=max(getattr(ready.recipe.options, name, 1) for name in ("steps", "block_size")),
+    )
 
 
 def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> StatesCosts:
@@ -219,10 +241,10 @@ def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates |
 
 
 def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
-    is_first = os.environ.get("RANK", "0") == "0"  # all of the target's weights are read to know it: once is enough
+    is_first = os.environ.get("RANK", "0") == "0"  # all weights and samples are read to know them: once is enough
     return OfflineStates(
         Path(config.states),
-        data=Path(config.data),
+        data=Path(config.data) if is_first else None,
         target=ready.opened.folder if is_first else None,
         aux_layers=ready.recipe.aux_layers,
         dtype=ready.target.dtype,
@@ -259,12 +281,14 @@ def _decoding(
 
 
 def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
-    """What saves and ends a run by the acceptance length."""
+    """What saves and ends a run by the acceptance length, and what profiles it."""
     settings = config.validation
     if settings.keep == "best":
         yield KeepBest()
     if settings.patience:
         yield Patience(settings.patience)
+    if config.profile.steps and os.environ.get("RANK", "0") == "0":
+        yield StepProfile(config.profile.steps, Path(config.out))
 
 
 def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | None:

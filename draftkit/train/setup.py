@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftkit.convert.unified import is_written_by_draftkit
@@ -45,6 +46,7 @@ from draftkit.train.lora import add_adapters
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 
+PACKAGE_OF_TRACKER = {"azure_ml": "azureml", "flyte": "flytekit"}  # where it is not called as the tracker is
 SAMPLE_BYTES = 5  # of a token that was parsed: its id and the loss mask
 
 
@@ -204,10 +206,14 @@ def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise `DraftkitError` for a tracker whose package is not there."""
-    missing = [name for name in names if find_spec(name) is None]
+    """Raise `DraftkitError` for a tracker that transformers does not know, and for one whose package is not there."""
+    known = set(INTEGRATION_TO_CALLBACK)
+    if unknown := [name for name in names if name not in known]:
+        raise DraftkitError(f"report_to {', '.join(unknown)}", expected=", ".join(sorted(known)))
+    missing = [name for name in names if find_spec(PACKAGE_OF_TRACKER.get(name, name)) is None]
     if missing:
-        raise DraftkitError(f"report_to needs {' and '.join(missing)}", hint=f"pip install {' '.join(missing)}")
+        packages = " ".join(PACKAGE_OF_TRACKER.get(name, name).replace("_", "-") for name in missing)
+        raise DraftkitError(f"report_to needs {' and '.join(missing)}", hint=f"pip install {packages}")
 
 
 def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -> TrainingArguments:
@@ -248,7 +254,7 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
         label_names=[],
         disable_tqdm=None,
     )
-    if config.report_to:
+    if config.report_to and arguments.process_index == 0:  # which alone tells them, and reads all weights for it
         arguments.told = told_trackers(config, target)
     return arguments
 

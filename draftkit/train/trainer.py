@@ -39,6 +39,7 @@ from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, Pace, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
+from draftkit.train.profiling import part
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.sharding import load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
 from draftkit.train.skew import SaveDraft, Skew, show_skew
@@ -108,7 +109,8 @@ class DraftTrainer(Trainer):
         if self._pace is None:
             self._pace = Pace(self._step_tokens, self.state.global_step)
         rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
-        return super().get_batch_samples(rows, num_batches, device)
+        with part("data"):
+            return super().get_batch_samples(rows, num_batches, device)
 
     def compute_loss(
         self,
@@ -118,8 +120,9 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        with self.accelerator.autocast():  # what is sharded is not wrapped in it
-            outcome: StepOutcome = model(self._training_batch(inputs))
+        batch = self._training_batch(inputs)
+        with part("draft"), self.accelerator.autocast():  # what is sharded is not wrapped in it
+            outcome: StepOutcome = model(batch)
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
@@ -129,6 +132,10 @@ class DraftTrainer(Trainer):
             self._sums[name] = self._sums.get(name, 0) + value.detach()
         self._counted += 1
         return outcome.loss
+
+    def training_step(self, *arguments: Any, **more: Any) -> Tensor:
+        with part("backward"):  # what of it is no other part
+            return super().training_step(*arguments, **more)
 
     def _training_batch(self, row: PackedRow) -> TrainingBatch:
         """The batch of a row: in the draft's own words where the recipe trains on them, with its rejections where the
@@ -159,7 +166,8 @@ class DraftTrainer(Trainer):
         return PackedRow(**moved, numbers=like["numbers"])  # type: ignore[typeddict-item]
 
     def _batch(self, inputs: Any) -> TrainingBatch:
-        states = self._states_of(inputs)
+        with part("target"):
+            states = self._states_of(inputs)
         tokens, positions, sample_ids, loss_mask = (
             inputs[name] for name in ("tokens", "positions", "sample_ids", "loss_mask")
         )

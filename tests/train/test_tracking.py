@@ -11,9 +11,10 @@ import pytest
 
 from draftkit.errors import DraftkitError
 from draftkit.loading import open_target
+from draftkit.train import setup
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.log import LogLines, Pace, said_of_judges, validated
-from draftkit.train.setup import check_trackers, training_arguments
+from draftkit.train.setup import OneDevice, check_trackers, training_arguments
 
 FLAGS = {"recipe": "eagle3", "target": "zoo:target", "data": "samples.jsonl", "out": "run"}
 
@@ -95,3 +96,20 @@ def test_a_validation_says_its_interval_and_on_how_many_documents(capsys: pytest
         validated({"eval_acceptance_length": float("nan"), "eval_acceptance_length_documents": 0.0})
         == "– on 0 documents"
     )
+
+
+def test_any_tracker_of_transformers_is_known_and_no_other() -> None:
+    with pytest.raises(DraftkitError, match=r"report_to tensorbord\n  expected: .*clearml.*comet_ml.*wandb"):
+        check_trackers(["tensorbord"])
+    with pytest.raises(DraftkitError, match=r"report_to needs comet_ml\n  next: pip install comet-ml"):
+        check_trackers(["comet_ml"])
+
+
+def test_the_first_process_alone_reads_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers hear of it alone, and a digest takes all weights."""
+    monkeypatch.setattr(OneDevice, "process_index", 1)
+    monkeypatch.setattr(setup, "told_trackers", lambda *_: pytest.fail("another process took digests"))
+    config = TrainConfig(
+        recipe="eagle3", target="zoo:target", data="none", out=str(tmp_path / "run"), report_to=("tensorboard",)
+    )
+    training_arguments(config, open_target(config.target), "cpu")

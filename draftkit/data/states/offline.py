@@ -31,8 +31,8 @@ class Verified(NamedTuple):
 class OfflineStates:
     """Reads what `draftkit data states` has written, one run of bytes for each sample.
 
-    `data` and `target` are the samples file and the folder of the target that training uses, the latter None where all
-    of its weights need not be read to know that it is the same; `aux_layers` what the
+    `data` and `target` are the samples file and the folder of the target that training uses, None where all of them
+    need not be read to know that they are the same; `aux_layers` what the
     draft reads: any of the stored states. States are returned in `dtype` on the CPU. A shard's checksum is verified
     when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
     another target or other samples, or that lack a layer, and for a damaged shard.
@@ -42,7 +42,7 @@ class OfflineStates:
         self,
         folder: Path,
         *,
-        data: Path,
+        data: Path | None,
         target: Path | None,
         aux_layers: AuxLayers | None,
         dtype: torch.dtype = torch.bfloat16,
@@ -85,10 +85,10 @@ class OfflineStates:
                 self._verified[index] = Verified(path, file.get_tensor("offsets").tolist())
         return self._verified[index]
 
-    def _check_origin(self, data: Path, target: Path | None) -> None:
+    def _check_origin(self, data: Path | None, target: Path | None) -> None:
         manifest = self.manifest
         again = "write the states again, to another folder: draftkit data states"
-        if (found := samples_sha256(data)) != manifest.data_sha256:
+        if data is not None and (found := samples_sha256(data)) != manifest.data_sha256:
             raise DraftkitError(
                 f"the states were made of other samples than {data}",
                 where=self.folder,

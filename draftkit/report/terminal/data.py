@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -83,6 +83,25 @@ def costs_table(costs: Mapping[str, Any]) -> Table:
         times = (_time(cost["seconds"]), f"{cost['sample_seconds']:.3g} s")
         disk = (_size(cost["bytes"]), _size(cost["sample_bytes"])) if cost["bytes"] else ("none", "none")
         table.add_row(name, *disk, *times)
+    return table
+
+
+PARTS = {
+    "target": "target", "draft": "draft", "gradients": "its gradients", "optimizer": "its optimizer",
+    "states": "states of a row", "logits": "logits",
+}  # fmt: skip
+
+
+def memory_table(devices: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of what training takes of each of so many devices, where the draft is sharded among them."""
+    table = named_table(
+        "memory of a device", *(f"of {device['ranks']}" for device in devices),
+        title="without activations, which grow with tokens_per_row",
+        caption="several: the draft sharded by accelerate launch --use_fsdp; unsharded, each as of 1",
+    )  # fmt: skip
+    for part, name in PARTS.items():
+        table.add_row(name, *(_size(device[part]) for device in devices))
+    table.add_row("together", *(_size(sum(device[part] for part in PARTS)) for device in devices))
     return table
 
 
