@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
+    LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -51,7 +52,15 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise TargetError(_said(error), where=folder) from error
     if trusts_remote_code():
         _register_own_class(config, folder)
+    if type(config) is LlamaConfig:
+        _without_windows(config)
     return config
+
+
+def _without_windows(config: LlamaConfig) -> None:
+    """Take away what vLLM reads windows from: of Llama, transformers' cache knows of it, and attention does not."""
+    for name in {"layer_types", "sliding_window"} & vars(config).keys():
+        delattr(config, name)
 
 
 def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:

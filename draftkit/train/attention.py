@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from draftkit.errors import TargetError
+from draftkit.targets.attention import Sight, sight_of
 from draftkit.train.parallel import ParallelRows
 
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
@@ -39,7 +40,7 @@ class Masks:
     A mask is made when it is first asked for, and kept.
 
     `sees(row, column, layer)`: bool, of any indices that broadcast. `layer`: what the masks of a model's layers differ
-    in, as the window: the positions that a layer looks back, itself included, or None for all.
+    in, as their `Sight`.
     """
 
     def __init__(self, sees: Callable[[Tensor, Tensor, Any], Tensor], rows: int, columns: int, device: torch.device):
@@ -97,37 +98,51 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling:
 # --- Packed samples, and all chains of parallel drafts at once
 
 
-def in_sample(sample_ids: Tensor, row: Tensor, position: Tensor, window: int | None = None, step: int = 0) -> Tensor:
-    """Whether a position of packed samples is in the sample of a row, not after it, and within the window: bool.
+ALL = Sight()
+
+
+def in_sample(sample_ids: Tensor, row: Tensor, position: Tensor, sight: Sight = ALL, step: int = 0) -> Tensor:
+    """Whether a position of packed samples is in the sample of a row, not after it, and in sight: bool.
 
     `sample_ids` int64 [N]; `row` and `position` are indices that broadcast. `step`: so many positions after its own the
     row stands, where the window moves on with it.
     """
     seen = (position <= row) & (sample_ids[row] == sample_ids[position])
-    return seen if window is None else seen & (position > row + step - window)
+    if sight.window is None:
+        return seen
+    near = position > row + step - sight.window
+    return seen & (near | _among_first(sample_ids, position, sight.sink_tokens))
+
+
+def _among_first(sample_ids: Tensor, position: Tensor, count: int | Tensor) -> Tensor:
+    """Whether a position is one of the first `count` of its sample: bool; both may be indices that broadcast."""
+    return (position < count) | (sample_ids[(position - count).clamp(min=0)] != sample_ids[position])
 
 
 def masks_of_samples(sample_ids: Tensor) -> Masks:
-    """The masks, by window, of rows of packed samples, which see those before them in their own: `sample_ids` int64
+    """The masks, by sight, of rows of packed samples, which see those before them in their own: `sample_ids` int64
     [1, R]."""
 
-    def sees(row: Tensor, other: Tensor, window: int | None) -> Tensor:
-        return in_sample(sample_ids[0], row, other, window)
+    def sees(row: Tensor, other: Tensor, sight: Sight) -> Tensor:
+        return in_sample(sample_ids[0], row, other, sight)
 
     size = sample_ids.shape[1]
     return Masks(sees, size, size, sample_ids.device)
 
 
 def masks_of_parallel_rows(rows: ParallelRows) -> Masks:
-    """The masks, by window, of what a mask token's row sees in serving, for every chain of a batch: the true rows up to
+    """The masks, by sight, of what a mask token's row sees in serving, for every chain of a batch: the true rows up to
     its anchor, and its own chain up to itself."""
 
-    def sees(row: Tensor, other: Tensor, window: int | None) -> Tensor:
+    def sees(row: Tensor, other: Tensor, sight: Sight) -> Tensor:
         anchor, before = rows.anchors[row], rows.anchors[other]
         depth, its_depth = rows.depths[row], rows.depths[other]
         true = (its_depth == 0) & (before <= anchor) & (rows.sample_ids[row] == rows.sample_ids[other])
         seen = true | ((before == anchor) & (its_depth <= depth))
-        return seen if window is None else seen & (before + its_depth > anchor + depth - window)
+        if sight.window is None:
+            return seen
+        near = before + its_depth > anchor + depth - sight.window
+        return seen & (near | (rows.positions[0, other] < sight.sink_tokens))
 
     return Masks(sees, len(rows.anchors), len(rows.anchors), rows.anchors.device)
 
@@ -142,6 +157,7 @@ def attend_masked(
     masks: Masks | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    sink_tokens: int = 0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: object,
@@ -156,10 +172,11 @@ def attend_masked(
             f"{type(module).__name__} {problem}", expected="attention as in transformers' Llama, to be trained"
         )
     query, key, value = in_one_dtype(query, key, value)
+    sight = sight_of(module, Sight(sliding_window, sink_tokens))
     if query.is_cuda:
-        attended = _flex(query, key, value, masks.blocks(sliding_window), scaling)
+        attended = _flex(query, key, value, masks.blocks(sight), scaling)
     else:
-        attended = _dense(query, key, value, masks.bias(sliding_window, query.dtype), scaling)
+        attended = _dense(query, key, value, masks.bias(sight, query.dtype), scaling)
     return attended.transpose(1, 2), None
 
 
@@ -170,8 +187,8 @@ class ChainSteps:
     """Keys and values of the steps so far, layer by layer; given to the attention function as `chain`.
 
     `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step.
-    `masks`: of these rows over the positions of the first step, by window and step. Windows are wider than the steps
-    are many.
+    `masks`: of these rows over the positions of the first step, by sight and step. Windows are wider than the steps are
+    many.
     """
 
     def __init__(self, sample_ids: Tensor):
@@ -190,10 +207,10 @@ class ChainSteps:
             self.masks = self._masks()
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sight: Sight = ALL
     ) -> Tensor:
         """Attention of a step: `query` [1, A, R, D], `key` [1, G, R, D] and `value` [1, G, R, E] of its rows, in one
-        dtype, E ≤ D; [1, A, R, E]. `window`: the layer's."""
+        dtype, E ≤ D; [1, A, R, E]. `sight`: the layer's."""
         width = value.shape[-1]
         value = nn.functional.pad(value, (0, key.shape[-1] - width))  # flash attention wants them as wide as keys
         if layer not in self._first:
@@ -204,7 +221,7 @@ class ChainSteps:
         repeats = query.shape[1] // keys.shape[1]
         later = [(repeated(k, repeats), repeated(v, repeats)) for k, v in self._later[layer]]
         own = None if not later else (torch.stack([k for k, _ in later]), torch.stack([v for _, v in later]))
-        seen = window, 0 if window is None else self._step
+        seen = sight, 0 if sight.window is None else self._step
         if query.is_cuda:
             return _joined_flex(query, keys, values, own, self.masks.blocks(seen), scaling)[..., :width]
         bias = self.masks.bias(seen, query.dtype)
@@ -213,7 +230,7 @@ class ChainSteps:
     def _masks(self) -> Masks:
         rows, sample_ids = self.rows, self._sample_ids
 
-        def sees(row: Tensor, position: Tensor, seen: tuple[int | None, int]) -> Tensor:
+        def sees(row: Tensor, position: Tensor, seen: tuple[Sight, int]) -> Tensor:
             return in_sample(sample_ids, rows[row], position, *seen)
 
         return Masks(sees, len(rows), len(sample_ids), rows.device)
@@ -307,11 +324,13 @@ def attend_chain(
     chain: ChainSteps,
     scaling: float,
     sliding_window: int | None = None,
+    sink_tokens: int = 0,
     **_: object,
 ) -> tuple[Tensor, None]:
     """The attention function for transformers' interface; the layers keep their step's keys and values in `chain`."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = chain.attend(layer, *in_one_dtype(query, key, value), scaling, sliding_window)
+    sight = sight_of(module, Sight(sliding_window, sink_tokens))
+    out = chain.attend(layer, *in_one_dtype(query, key, value), scaling, sight)
     return out.transpose(1, 2), None
 
 
@@ -322,12 +341,13 @@ class BlockVisibility(NamedTuple):
     """What the rows of a block see in a layer, as in serving.
 
     `window` in tokens, None for all; `bidirectional`: also the later rows of their block; `anchored`: the window is
-    that of the first row for all of them.
+    that of the first row for all of them; `sink_tokens`: the first ones of the text that are seen besides it.
     """
 
     window: int | None
     bidirectional: bool
     anchored: bool
+    sink_tokens: int = 0
 
 
 class Blocks:
@@ -348,20 +368,22 @@ class Blocks:
         self._masks = Masks(self._sees, count, len(self._sample_ids) + count, anchors.device)
 
     def _sees(self, row: Tensor, column: Tensor, visibility: BlockVisibility) -> Tensor:
-        window, bidirectional, anchored = visibility
+        window, bidirectional, anchored, sink_tokens = visibility
         size = len(self._sample_ids)
         anchor, step = self._anchors[row // self._rows], row % self._rows
         other = (column - size).clamp(min=0)
         position = column.clamp(max=size - 1)
         before = (position <= anchor) & (self._sample_ids[position] == self._sample_ids[anchor])
         if window is not None:
-            before &= position > anchor + 1 - window + (0 if anchored else step)
+            near = position > anchor + 1 - window + (0 if anchored else step)
+            before &= near | _among_first(self._sample_ids, position, sink_tokens)
         own = other // self._rows == row // self._rows
         later = other % self._rows - step
         if not bidirectional:
             own &= later <= 0
         if window is not None and not anchored:
-            own &= later.abs() < window
+            first = _among_first(self._sample_ids, anchor, (sink_tokens - 1 - other % self._rows).clamp(min=0))
+            own &= (later.abs() < window) | ((later <= 0) & first)
         return torch.where(column < size, before, own)
 
     def attend(
@@ -413,11 +435,12 @@ def attend_blocks(
     sliding_window: int | None = None,
     bidirectional: bool = False,
     anchored: bool = False,
+    sink_tokens: int = 0,
     **_: object,
 ) -> tuple[Tensor, None]:
     """The attention function of blocks for transformers' interface."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    visibility = BlockVisibility(sliding_window, bidirectional, anchored)
+    visibility = BlockVisibility(sliding_window, bidirectional, anchored, sink_tokens)
     return blocks.attend(layer, *in_one_dtype(query, key, value), scaling, visibility).transpose(1, 2), None
 
 

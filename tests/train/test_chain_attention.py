@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from draftkit.errors import TargetError
+from draftkit.targets.attention import Sight
 from draftkit.train import attention
 from draftkit.train.attention import (
     MASKED_ATTENTION,
@@ -43,9 +45,9 @@ def random(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("sight", [Sight(), Sight(4)])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | None, steps: int) -> None:
+def test_joined_attention_and_its_gradients(dtype: torch.dtype, sight: Sight, steps: int) -> None:
     """Against float64."""
     rows = torch.tensor([0, 3, 4, 8, 9, 13, 16, 20])
     shapes = [(1, 2, len(rows), 8), (1, 2, N, 8), (1, 2, N, 8)]
@@ -57,7 +59,7 @@ def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | No
         query, key, value, *own = leaves = [x.to(dtype).requires_grad_() for x in inputs]
         chain = ChainSteps(SAMPLE_IDS)
         chain.go_on(rows)
-        bias = chain.masks.bias((window, 0), dtype)
+        bias = chain.masks.bias((sight, 0), dtype)
         out = attend(query, key, value, tuple(own) if own else None, bias, 0.3)
         return out, *torch.autograd.grad(out, leaves, direction.to(dtype))
 
@@ -75,10 +77,11 @@ def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flex", [False, True])
-@pytest.mark.parametrize("window", [None, 5])
-def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sight", [Sight(), Sight(5), Sight(4, 2)])
+def test_steps_see_the_first_and_their_own(sight: Sight, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row: true keys of the sample up to the anchor and own ones after it, within the window of where the row
-    stands; also in the FlexAttention that GPUs run."""
+    stands, and the sample's first ones; also in the FlexAttention that GPUs run."""
+    window, beginnings = sight.window, {0: 0, 1: 9, 2: 15, -1: 19}
     chain = ChainSteps(SAMPLE_IDS)
     chosen = torch.tensor([2, 7, 8, 11, 18])
     keys, values = [], []
@@ -98,17 +101,18 @@ def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monke
                 own = tuple(torch.stack([x.repeat_interleave(2, 1) for x in kind[1:]]) for kind in (keys, values))
             monkeypatch.setattr(attention, "_compiled_flex", flex_attention)
             monkeypatch.setattr(attention, "_compiled_mask", create_block_mask)
-            blocks = chain.masks.blocks((window, 0 if window is None else t))
+            blocks = chain.masks.blocks((sight, 0 if window is None else t))
             found = attention._joined_flex(query, keys[0], values[0], own, blocks, 0.3)
         else:
-            found = chain.attend(0, query, key, value, 0.3, window)
+            found = chain.attend(0, query, key, value, 0.3, sight)
         for r, anchor in enumerate(rows.tolist()):
             for head in range(4):
                 at = anchor + t
-                first = [j for j in range(anchor + 1) if SAMPLE_IDS[0, j] == SAMPLE_IDS[0, anchor]]
-                pairs = [(j, keys[0][0, head // 2, j], values[0][0, head // 2, j]) for j in first]
+                true = [j for j in range(anchor + 1) if SAMPLE_IDS[0, j] == SAMPLE_IDS[0, anchor]]
+                pairs = [(j, keys[0][0, head // 2, j], values[0][0, head // 2, j]) for j in true]
                 pairs += [(anchor + s, keys[s][0, head // 2, r], values[s][0, head // 2, r]) for s in range(1, t + 1)]
-                seen = [pair for pair in pairs if window is None or pair[0] > at - window]
+                first = beginnings[int(SAMPLE_IDS[0, anchor])] + sight.sink_tokens
+                seen = [pair for pair in pairs if window is None or pair[0] > at - window or pair[0] < first]
                 expected = literal(query[0, head, r], seen)
                 assert_close(found[0, head, r], expected, depth=2, magnitude=torch.cat(values, 2))
 
@@ -156,10 +160,18 @@ def test_models_with_other_scores_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "visibility", [(None, True, False), (None, False, False), (3, False, False), (2, True, False), (4, True, True)]
+    "visibility",
+    [
+        (None, True, False),
+        (None, False, False),
+        (3, False, False),
+        (2, True, False),
+        (4, True, True),
+        (2, True, False, 3),
+    ],
 )
 def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
-    visibility: tuple[int | None, bool, bool], monkeypatch: pytest.MonkeyPatch
+    visibility: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against every score written out, with parts that begin within a sample, and within the one before."""
     monkeypatch.setattr(attention, "BLOCKS_AT_ONCE", 3)
@@ -180,7 +192,8 @@ def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
         )
 
     def expected(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        window, bidirectional, anchored = visibility
+        window, bidirectional, anchored, sink_tokens = BlockVisibility(*visibility)
+        beginnings = {0: 0, 1: 9, 2: 15}
         out = []
         for block, anchor in enumerate(anchors.tolist()):
             k, v = (
@@ -191,9 +204,12 @@ def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
             for row in range(rows):
                 for place in range(anchor + 1):
                     near = window is None or place > anchor + 1 + (0 if anchored else row) - window
+                    near |= place < beginnings[int(SAMPLE_IDS[0, anchor])] + sink_tokens
                     hidden[row, place] = 0.0 if near and SAMPLE_IDS[0, place] == SAMPLE_IDS[0, anchor] else -torch.inf
                 for other in range(rows):
                     near = window is None or anchored or abs(row - other) < window
+                    begins = anchor - beginnings[int(SAMPLE_IDS[0, anchor])] + 1 + other < sink_tokens
+                    near |= begins and other <= row
                     hidden[row, N + other] = 0.0 if near and (bidirectional or other <= row) else -torch.inf
             out.append(((query[block] @ k.transpose(1, 2)) * 0.3 + hidden).softmax(-1) @ v)
         return torch.stack(out)

@@ -257,7 +257,7 @@ def dflash2(**options: object) -> Make:
 
 
 def windowed(spec: EagleSpec) -> dict[str, object]:
-    return {"decoder": replace(spec.decoder, sliding_window=4)}
+    return {"decoder": replace(spec.decoder, sliding_window=4, sink_tokens=2)}
 
 
 RECIPES: dict[str, Make] = {
@@ -291,7 +291,7 @@ RECIPES: dict[str, Make] = {
     "eagle3 on the last state": eagle3_of(aux_layer_ids=None),
     "dflash": dflash(),
     "dflash, reduced vocabulary": dflash(d2t_ids=True),
-    "dflash, a sliding layer": dflash(sliding_window=4),
+    "dflash, a sliding layer": dflash(sliding_window=4, sink_tokens=2),
     "dflash, a window to both sides": dflash(sliding_window=2, causal=False),
     "dflash, beyond its block": dflash(block_size=3),
     "jetspec": dflash(causal=True),
@@ -306,6 +306,7 @@ RECIPES: dict[str, Make] = {
         MlpSpeculator, MlpSpeculatorOptions(num_heads=5, inner_size=24, tied=False, scale_input=False)
     ),
     "draft-model": lambda _: started(DraftModel, LLAMA),
+    "draft-model, window": lambda _: started(DraftModel, replace(LLAMA, sliding_window=4, sink_tokens=2)),
 }  # fmt: skip
 
 

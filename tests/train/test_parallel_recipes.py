@@ -38,6 +38,7 @@ from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
 from draftkit.runtime.drafters.causal_lm import Pard2Drafter
 from draftkit.runtime.engine import Engine
+from draftkit.targets.attention import Sight
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.attention import attend_masked, masks_of_parallel_rows
@@ -261,8 +262,9 @@ def test_partitions_share_out_the_chains(possible: Tensor, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_visible_rows(window: int | None) -> None:
+@pytest.mark.parametrize("sight", [Sight(), Sight(1), Sight(3), Sight(2, 2)])
+def test_visible_rows(sight: Sight) -> None:
+    window = sight.window
     batch = packed(p_eagle())
     rows = ParallelRows(ConditionalDrop().keep(batch.drafted(K)), batch)
     masks = masks_of_parallel_rows(rows)
@@ -274,15 +276,17 @@ def test_visible_rows(window: int | None) -> None:
         distance = anchor + depth - before - its_depth
         own = other == row or (before == anchor and its_depth in range(1, depth))
         true = its_depth == 0 and before <= anchor and batch.sample_ids[0, before] == batch.sample_ids[0, anchor]
-        return bool(own or true) and (window is None or distance < window)
+        place = int(batch.positions[0, before]) + its_depth
+        return bool(own or true) and (window is None or distance < window or place < sight.sink_tokens)
 
     at = torch.arange(len(pairs))
     expected = torch.tensor([[sees(row, other) for other in pairs] for row in pairs])
-    assert torch.equal(masks.sees(at[:, None], at, window), expected)
+    assert torch.equal(masks.sees(at[:, None], at, sight), expected)
+    names = {"sliding_window": window, "sink_tokens": sight.sink_tokens}
     query, key, value = torch.randn(1, 4, len(at), 16), torch.randn(1, 2, len(at), 16), torch.randn(1, 2, len(at), 16)
-    dense = attend_masked(torch.nn.Identity(), query, key, value, masks=masks, sliding_window=window)[0]
+    dense = attend_masked(torch.nn.Identity(), query, key, value, masks=masks, **names)[0]
     blocks = create_block_mask(
-        lambda _b, _h, row, other: masks.sees(row, other, window), None, None, len(at), len(at), device="cpu"
+        lambda _b, _h, row, other: masks.sees(row, other, sight), None, None, len(at), len(at), device="cpu"
     )
     flex = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
     assert_close(dense, flex, depth=2)

@@ -20,6 +20,7 @@ from draftkit.io.settings import setting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.requests import SamplingParameters
+from draftkit.targets.attention import Sight, narrow
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_samples
@@ -30,7 +31,7 @@ from draftkit.train.losses.teacher import OutputHead, require_plain_logits, targ
 from draftkit.train.losses.weights import Reduction
 from draftkit.train.on_policy import continued
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
-from draftkit.train.settings import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
+from draftkit.train.settings import Index, Positive, RepeatsOrDefault, Share, Size, SizeOrNone, Weight
 
 
 def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
@@ -90,6 +91,13 @@ class DraftModelOptions:
     intermediate_size: SizeOrNone = setting("The width within the MLP; 0 for 8/3 of the width.", 0, unit="features")
     num_heads: RepeatsOrDefault = setting("The attention heads; 0 for heads of 64 features or a little more.", 0)
     num_key_value_heads: RepeatsOrDefault = setting("The heads of keys and values; 0 for as many as heads.", 0)
+    sliding_window: Size | None = setting(
+        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
+    )
+    sink_tokens: Index = setting(
+        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
+        needs="options.sliding_window",
+    )  # fmt: skip
 
 
 class DraftModel(Recipe):
@@ -107,6 +115,7 @@ class DraftModel(Recipe):
             device = str(origin.target.device)
             draft = load_target(origin.draft.path, device=device, dtype=torch.float32, attention=MASKED_ATTENTION)
         require_plain_logits(draft, "draft")
+        narrow(draft, Sight(spec.sliding_window, spec.sink_tokens))
         super().__init__(draft.requires_grad_(True), DraftSpec(architecture=spec, dtype="F32"))
         require_own_names(self)
         self.head = target_head(origin.target, None, options.temperature)
@@ -200,7 +209,10 @@ def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec
         architectures=[LlamaForCausalLM.__name__],
     )
     _require_smaller(config, origin.target)
-    return CausalLMSpec(config=config.to_dict(), vocab_size=target.vocab_size, parallel=None, target_features=None)
+    return CausalLMSpec(
+        config=config.to_dict(), vocab_size=target.vocab_size, parallel=None, target_features=None,
+        sliding_window=options.sliding_window, sink_tokens=options.sink_tokens,
+    )  # fmt: skip
 
 
 def _num_heads(width: int) -> int:

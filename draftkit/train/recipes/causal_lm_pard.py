@@ -18,6 +18,7 @@ from draftkit.io.settings import setting
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
+from draftkit.targets.attention import Sight, narrow
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
@@ -93,6 +94,7 @@ class Pard(Recipe):
         device = origin.target.device
         draft = load_target(origin.draft.path, device=str(device), dtype=torch.float32, attention=MASKED_ATTENTION)
         require_plain_logits(draft, "draft")
+        narrow(draft, Sight(lm.sliding_window, lm.sink_tokens))
         if lm.target_features is not None:
             draft.target_proj = _projection(origin, lm.target_features, draft.config.get_text_config().hidden_size)
         spec = DraftSpec(architecture=lm, dtype="F32")

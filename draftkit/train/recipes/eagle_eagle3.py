@@ -17,7 +17,7 @@ from draftkit.train.losses.weights import Reduction
 from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.bases.initialization import check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, Repeats
+from draftkit.train.settings import Index, Positive, Repeats, Size
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,13 @@ class Eagle3Options:
         "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
     )
     norm_output: bool = setting("Whether the next step gets the layer output after the final norm (EAGLE-3.1).", False)
+    sliding_window: Size | None = setting(
+        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
+    )
+    sink_tokens: Index = setting(
+        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
+        needs="options.sliding_window",
+    )  # fmt: skip
 
 
 class Eagle3(EagleFamily):
@@ -80,7 +87,7 @@ def eagle3_spec(origin: Origin, options: Eagle3Options) -> EagleSpec:
     layers = options.layers or default_aux_layer_ids(target.num_hidden_layers)
     check_layers(layers, origin.target)
     return EagleSpec(
-        decoder=fresh_decoder(origin.target, options.num_layers),
+        decoder=fresh_decoder(origin.target, options.num_layers, options.sliding_window, options.sink_tokens),
         vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size if origin.d2t_ids is None else len(origin.d2t_ids),
         target_hidden_size=target.hidden_size,

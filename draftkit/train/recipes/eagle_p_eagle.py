@@ -85,6 +85,13 @@ class PEagleOptions:
     mask_token_id: Index | None = setting(
         "A token that no text contains; none for the last one that the target's tokenizer does not use.", None
     )
+    sliding_window: Size | None = setting(
+        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
+    )
+    sink_tokens: Index = setting(
+        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
+        needs="options.sliding_window",
+    )  # fmt: skip
 
 
 class PEagle(EagleFamily):
@@ -164,6 +171,8 @@ def fresh_p_eagle(origin: Origin, options: PEagleOptions) -> EagleModel:
         num_layers=options.num_layers,
         norm_before_residual=options.norm_before_residual,
         feature_norm=options.feature_norm,
+        sliding_window=options.sliding_window,
+        sink_tokens=options.sink_tokens,
     )
     return _parallel(eagle3_spec(origin, like), origin, options)
 

@@ -79,6 +79,10 @@ class BlockOptions:
         "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "target"
     )
     sliding_window: Size | None = setting("The window of all layers but the last, none for none.", None, unit="tokens")
+    sink_tokens: Index = setting(
+        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
+        needs="options.sliding_window",
+    )  # fmt: skip
     causal: bool | None = setting("Whether all layers are causal within the block; none: those with a window.", None)
 
 
@@ -329,6 +333,7 @@ def block_spec(origin: Origin, options: BlockOptions, heads: BlockHeads) -> DFla
         qk_norm=True,
         sliding_window=window,
         full_attention_layers=(full,) if window is not None and full else (),
+        sink_tokens=options.sink_tokens,
     )
     layers = options.layers or default_layers(config.num_hidden_layers, options.num_layers)
     check_layers(layers, target)

@@ -33,7 +33,9 @@ NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them
 CONVOLUTIONS = ("attention_conv.", "mlp_conv.")  # only drafts have them
 
 
-def fresh_decoder(target: PreTrainedModel, num_layers: int) -> Decoder:
+def fresh_decoder(
+    target: PreTrainedModel, num_layers: int, sliding_window: int | None = None, sink_tokens: int = 0
+) -> Decoder:
     """Decoder layers with the target's sizes, rotary base and activation, whatever its own layers are."""
     config = target.config.get_text_config()
     wide = getattr(config, "intermediate_size", None)
@@ -51,7 +53,8 @@ def fresh_decoder(target: PreTrainedModel, num_layers: int) -> Decoder:
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        sliding_window=None,
+        sliding_window=sliding_window,
+        sink_tokens=sink_tokens,
         rope=_rope(config.to_dict()),
     )
 
