@@ -37,7 +37,7 @@ from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
-from draftkit.runtime.tree_kinds import read_tree
+from draftkit.runtime.tree_kinds import MOST_NODES, read_tree
 
 if TYPE_CHECKING:
     from draftkit.loading import OpenedTarget
@@ -84,13 +84,19 @@ def evaluate_draft(
     sweep = Sweep.of(asked or Settings())
     if sweep.first.tree is not None and (advise or predict or tree_nodes):
         raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
+    for nodes in tree_nodes:
+        if not 1 <= nodes <= MOST_NODES:
+            raise SettingError(f"a tree of {nodes} nodes", "tree_nodes", expected=f"1 to {MOST_NODES}")
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
         resumes = saved is not None or weigh
-        job = Job(target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise)
+        job = Job(
+            target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise,
+            trees=bool(tree_nodes) or sweep.first.tree is not None,
+        )  # fmt: skip
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
 
@@ -136,7 +142,7 @@ def evaluate_draft(
             if predict:
                 cells, missed = engine.with_predictions(cells)
                 warned += missed
-            cells = engine.with_trees(cells, tree_nodes)
+            cells = engine.with_trees(cells, tuple(dict.fromkeys(tree_nodes)))
             if advise:
                 models += engine.speed_models(cells)
         cells, advised = beside_plain(cells, job)

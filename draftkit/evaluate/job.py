@@ -35,7 +35,8 @@ class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
-    of its tokens. `advises`: whether it is told which K is best, by slice too. Raises `DraftkitError` where a
+    of its tokens. `advises`: whether it is told which K is best, by slice too. `trees`: whether trees are drafted, or
+    told of. Raises `DraftkitError` where a
     part cannot be opened.
     """
 
@@ -46,6 +47,7 @@ class Job:
     resumes: bool = False
     records: bool = False
     advises: bool = False
+    trees: bool = False
     _digests: dict[str, str | None] = field(default_factory=dict)
 
     @cached_property

@@ -62,13 +62,16 @@ def check_draft_tokens(k: int, most: int | None, where: str | None = None) -> No
         raise DraftkitError(f"K = {k} draft tokens a round", where=where, expected=f"1 to {most}, {why}")
 
 
+FOR_A_CHAIN = "leave out --tree, or --tree-nodes, for a chain"
+
+
 def check_drafts_trees(target: Target, drafter: Drafter, where: str | None = None) -> None:
     """Raise `DraftkitError` where a target does not score trees, or a drafter does not draft them."""
     if target.without_trees is not None:
-        raise DraftkitError(f"the target scores no tree: {target.without_trees}", hint="leave out --tree, for a chain")
+        raise DraftkitError(f"the target scores no tree: {target.without_trees}", hint=FOR_A_CHAIN)
     if not isinstance(drafter, Expands):
         what = "draftkit drafts no tree with a draft of this kind"
-        raise DraftkitError(what, where=where, hint="leave out --tree, for a chain")
+        raise DraftkitError(what, where=where, hint=FOR_A_CHAIN)
 
 
 class Engine:

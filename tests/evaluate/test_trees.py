@@ -135,6 +135,15 @@ def test_a_tree_that_is_the_fastest_is_served_where_it_is_drafted() -> None:
             assert not _served(other, job).commands
 
 
+@pytest.mark.parametrize("nodes", ["64", "8,64", "0"])
+def test_too_many_nodes_are_refused_before_anything_runs(nodes: str, draftkit: Command) -> None:
+    asked = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--advise", "--tree-nodes", nodes)
+    outcome = draftkit(*asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "'--tree-nodes'" in outcome.err
+    assert "cell 1" not in outcome.err
+
+
 @pytest.mark.slow
 def test_a_head_with_fewer_levels_is_refused() -> None:
     with pytest.raises(DraftkitError, match="K = 8"):

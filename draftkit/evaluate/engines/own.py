@@ -72,7 +72,7 @@ class OwnEngine(BaseEngine):
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }
         tune_for_cpu(self.model)
-        if sweep.first.tree is not None:
+        if job.trees:
             for source, loaded in self.drafts.items():
                 check_drafts_trees(loaded.target, loaded.needed, source)
 
@@ -146,7 +146,6 @@ class OwnEngine(BaseEngine):
         trees whose draft reads the keys of lanes the length that it would have with those of ancestors."""
         found = [self._with_own_keys(cell) for cell in cells]
         for source, loaded in self.drafts.items() if nodes else ():
-            check_drafts_trees(loaded.target, loaded.needed, source)
             mine = [(at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source]
             at, cell = max(mine, key=lambda place: (-place[1].concurrency, place[1].num_speculative_tokens))
             batches = batches_up_to(max(c.concurrency for _, c in mine))
