@@ -1,9 +1,9 @@
 """Times generation with vLLM's offline engine; run by `runtime.py` with the Python of vLLM's own environment.
 
 The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
-eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each further
-line, `1` or `num_slots`, all prompts are generated, so many together, and answered on standard output with one line of
-JSON: tokens and seconds. The number of threads is OMP_NUM_THREADS.
+dtype, eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each
+further line, a number up to `num_slots`, all prompts are generated, so many together, and answered on standard output
+with one line of JSON: tokens and seconds. The number of threads is OMP_NUM_THREADS.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
     llm = LLM(
         model=job["target"],
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=job["dtype"],
         enforce_eager=job["eager"],
         max_model_len=1024,
         max_num_seqs=job["num_slots"],
@@ -39,10 +39,11 @@ def main() -> None:
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     clock = getattr(time, job["clock"])
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     for line in sys.stdin:
-        batches = [[prompt] for prompt in prompts] if int(line) == 1 else [prompts]
+        scheduler.max_num_running_reqs = scheduler.max_num_active_reqs = int(line)  # the others wait for a place
         began = clock()
-        outputs = [output for batch in batches for output in llm.generate(batch, sampling, use_tqdm=False)]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
         seconds = clock() - began
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         print(json.dumps({"tokens": tokens, "seconds": seconds}), file=answers, flush=True)

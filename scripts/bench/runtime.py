@@ -1,17 +1,18 @@
 """Tokens per second on the CPU: draftkit's runtime, transformers and vLLM, on the embedded models or any target.
 
 `python -m scripts.bench.runtime [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
-`python -m scripts.bench.runtime --target T --drafts D … [--dataset mt-bench] [--assistant A]`
+`python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--dataset mt-bench] [--out F]`
 `python -m scripts.bench.runtime --latency 8 64`
 
-All tools generate greedily from the same token ids in float32 with the same number of threads, their prompts included
-in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target), the same
-K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default
-compilation, of which the faster one counts. What is compared in a row takes turns, so that other load on the machine
-falls on all; the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while
-requests wait, and padded on the left in `generate`. `--latency` times draftkit alone: how long requests wait for their
-first token and for each further step at these concurrencies, with three times as many requests, all there at once. A
-request's time begins where it gets a slot.
+All tools generate greedily from the same token ids in the same dtype with the same number of threads, their prompts
+included in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target),
+the same K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, with its default
+compilation and, unless `--compiled-only`, eager, of which the faster one counts. What is compared in a row takes turns,
+so that other load on the machine falls on all; the median of the repeats counts, after a warm-up. A batch of 8 stays
+full in draftkit and vLLM while requests wait, and padded on the left in `generate`. `--out` keeps each row as soon as
+it is measured, in a JSON file that the same command goes on with. `--latency` times draftkit alone: how long requests
+wait for their first token and for each further step at these concurrencies, with three times as many requests, all
+there at once. A request's time begins where it gets a slot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -42,16 +43,16 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
+from draftkit.io.atomic import write_file
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
 
-K = 4
 DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")
 BATCHES = (1, 8)
-COLUMNS = ("batch", "draft", "generate", "assisted", "vLLM eager", "vLLM", "draftkit plain", "draftkit")
+COLUMNS = ("batch", "draft", "K", "generate", "assisted", "vLLM eager", "vLLM", "draftkit plain", "draftkit")
 RATIOS = ("× assisted", "× vLLM", "× plain")
 
 
@@ -62,6 +63,7 @@ class Timing(NamedTuple):
 
 Run = Callable[[], Timing]
 LATENCIES = ("concurrency", "draft", "TTFT p50", "TTFT p99", "step p50", "step p99", "tokens/s")
+OF_NO_ROW = {"batches", "latency", "drafts", "k", "out"}  # options that do not change what a row says
 WAVES = 3  # so many times the concurrency are the requests of a latency
 
 
@@ -80,14 +82,36 @@ def latencies(engine: Engine, requests: Sequence[Request]) -> list[str]:
 
 
 def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
-    """The best tokens per second of each run, taken in turns; a first turn, which warms up, does not count."""
-    best = dict.fromkeys(runs, 0.0)
-    for turn in range(repeats + 1):
+    """The median of each run's tokens per second, taken in turns; a first turn, which warms up, does not count."""
+    seen: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
         for name, run in runs.items():
             tokens, seconds = run()
-            if turn:
-                best[name] = max(best[name], tokens / seconds)
-    return best
+            seen[name].append(tokens / seconds)
+    return {name: median(each[1:]) for name, each in seen.items()}
+
+
+class Kept:
+    """The rows of a table that are measured, by batch, draft and K: in a file where there is one.
+
+    Ends the program where the file holds what other settings have measured.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, object]):
+        self._path, self._settings = path, settings
+        self.rows: dict[tuple[str, ...], list[str]] = {}
+        if path is not None and path.exists():
+            found = json.loads(path.read_text())
+            if found["settings"] != settings:
+                changed = [name for name in settings if found["settings"].get(name) != settings[name]]
+                sys.exit(f"{path} was measured with other settings: {', '.join(changed)}. Take another file")
+            self.rows = {tuple(row[:3]): row for row in found["rows"]}
+
+    def add(self, row: list[str]) -> None:
+        self.rows[tuple(row[:3])] = row
+        if self._path is not None:
+            told = {"settings": self._settings, "rows": list(self.rows.values())}
+            write_file(self._path, json.dumps(told, indent=1).encode())
 
 
 class Bench:
@@ -96,51 +120,52 @@ class Bench:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.clock: Callable[[], float] = getattr(time, options.clock)
-        self.model, tokenizer = load_model(options.target, device="cpu", dtype=torch.float32)
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.model, tokenizer = load_model(options.target, device="cpu", dtype=self.dtype)
         prompts = load_prompts(options.dataset, options.prompts)
         self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
         self.eos = sorted(Target(self.model).eos_token_ids)
-        self.peer = _of_transformers(options.target)
-        self.assistant = None if options.assistant is None else _of_transformers(options.assistant)
+        self.peer = _of_transformers(options.target, self.dtype)
+        self.assistant = None if options.assistant is None else _of_transformers(options.assistant, self.dtype)
         if self.assistant is not None:
-            self.assistant.generation_config.num_assistant_tokens = K
             self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
             self.assistant.generation_config.assistant_confidence_threshold = 0.0
 
-    def rows(self, name: str | None) -> Iterator[list[str]]:
-        """The table's rows for a draft, None for plain decoding."""
+    def rows(self, name: str | None, k: int, batches: Sequence[int]) -> Iterator[list[str]]:
+        """The table's rows for a draft and K; None and 0 for plain decoding."""
         with ExitStack() as stack:
             draft = None
             if name is not None:
                 draft = stack.enter_context(open_draft(_source(name), self.options.target))
             vllm = {}
             if self.options.vllm_python:
-                for kind, eager in (("vLLM eager", True), ("vLLM", False)):
-                    vllm[kind] = stack.enter_context(self.vllm(draft, eager=eager))
-            for batch in self.options.batches:
+                for kind in ("vLLM",) if self.options.compiled_only else ("vLLM eager", "vLLM"):
+                    vllm[kind] = stack.enter_context(self.vllm(draft, k, eager=kind == "vLLM eager"))
+            for batch in batches:
                 runs: dict[str, Run] = {kind: partial(worker, batch) for kind, worker in vllm.items()}
-                runs["draftkit plain"] = self.draftkit(None, batch)
+                runs["draftkit plain"] = self.draftkit(None, 0, batch)
                 if draft is None:
                     runs["generate"] = partial(self.generate, batch)
                 else:
-                    runs["draftkit"] = self.draftkit(draft, batch)
+                    runs["draftkit"] = self.draftkit(draft, k, batch)
                 if draft is not None and batch == 1 and self.assistant is not None:
-                    runs["assisted"] = partial(self.generate, 1, assistant_model=self.assistant)
-                yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
+                    runs["assisted"] = partial(self.assisted, k)
+                yield [*key(batch, name, k), *_cells(speeds(runs, self.options.repeats))]
 
-    def latency_rows(self, name: str | None) -> Iterator[list[str]]:
+    def latency_rows(self, name: str | None, k: int, batches: Sequence[int]) -> Iterator[list[str]]:
+        """The rows of a table of latencies, as `rows`."""
         with ExitStack() as stack:
             draft = None if name is None else stack.enter_context(open_draft(_source(name), self.options.target))
-            for concurrency in self.options.latency:
-                yield [str(concurrency), name or "–", *latencies(self.engine(draft, concurrency), self.requests)]
+            for batch in batches:
+                yield [*key(batch, name, k), *latencies(self.engine(draft, k, batch), self.requests)]
 
-    def engine(self, draft: Draft | None, batch: int) -> Engine:
+    def engine(self, draft: Draft | None, k: int, batch: int) -> Engine:
         drafter = None if draft is None else load_drafter(draft, self.model)
         target = Target(self.model, None if drafter is None else drafter.aux_layers)
-        return Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
+        return Engine(target, drafter, num_speculative_tokens=k, num_slots=batch)
 
-    def draftkit(self, draft: Draft | None, batch: int) -> Run:
-        engine = self.engine(draft, batch)
+    def draftkit(self, draft: Draft | None, k: int, batch: int) -> Run:
+        engine = self.engine(draft, k, batch)
 
         def run() -> Timing:
             began = self.clock()
@@ -148,6 +173,12 @@ class Bench:
             return Timing(sum(len(g.tokens) for g in generations), self.clock() - began)
 
         return run
+
+    def assisted(self, k: int) -> Timing:
+        """transformers' assisted generation, one prompt after the other."""
+        assert self.assistant is not None
+        self.assistant.generation_config.num_assistant_tokens = k
+        return self.generate(1, assistant_model=self.assistant)
 
     def generate(self, batch: int, **options: object) -> Timing:
         """transformers' generation, `batch` prompts at a time."""
@@ -168,14 +199,15 @@ class Bench:
         return min((tokens.index(end) + 1 for end in self.eos if end in tokens), default=len(tokens))
 
     @contextmanager
-    def vllm(self, draft: Draft | None, *, eager: bool) -> Iterator[Callable[[int], Timing]]:
+    def vllm(self, draft: Draft | None, k: int, *, eager: bool) -> Iterator[Callable[[int], Timing]]:
         """A process with vLLM's engine, and what runs it at a batch size."""
         settings = None
         if draft is not None:
-            settings = speculative_config(draft.spec, draft.path, K)
+            settings = speculative_config(draft.spec, draft.path, k)
         job = {
             "target": str(locate(self.options.target).path),
             "speculative": settings,
+            "dtype": self.options.dtype,
             "eager": eager,
             "clock": self.options.clock,
             "num_slots": max(self.options.batches),
@@ -220,8 +252,13 @@ def _source(name: str) -> str:
     return f"zoo:{name}" if name in DRAFTS else name
 
 
-def _of_transformers(source: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=torch.float32)
+def key(batch: int, name: str | None, k: int) -> tuple[str, str, str]:
+    """The cells that a row begins with: batch, draft and K."""
+    return str(batch), name or "–", str(k or "–")
+
+
+def _of_transformers(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=dtype)
 
 
 def _cells(speed: Mapping[str, float]) -> list[str]:
@@ -232,7 +269,7 @@ def _cells(speed: Mapping[str, float]) -> list[str]:
         "× vLLM": max(speed.get("vLLM eager", 0), speed.get("vLLM", 0)) or None,
         "× plain": speed["draftkit plain"] if "draftkit" in speed else None,
     }
-    cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[2:]]
+    cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[3:]]
     return cells + [f"{ours / other:.2f}" if (other := theirs[ratio]) else "" for ratio in RATIOS]
 
 
@@ -252,10 +289,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--assistant", help="a standalone draft for transformers' assisted generation")
     parser.add_argument("--dataset", default="zoo", help="the prompts, as `draftkit eval` takes them")
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=16, help="take twice the largest batch, or more")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--k", type=int, nargs="+", default=(4,), help="draft tokens a round, each in rows of its own")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compiled-only", action="store_true", help="vLLM as it comes, and not eager too")
+    parser.add_argument("--out", type=Path, help="a JSON file that keeps the rows; the same command goes on with it")
     parser.add_argument(
         "--clock",
         choices=("perf_counter", "process_time"),
@@ -276,18 +317,26 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     bench, console = Bench(options), Console(width=140)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}"
-    sizes += "" if options.latency else f", best of {options.repeats} by {options.clock}"
+    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, {options.dtype}"
+    sizes += "" if options.latency else f", median of {options.repeats} by {options.clock}"
     today = datetime.now(UTC).date().isoformat()
     table = Table(
-        *(LATENCIES if options.latency else (*COLUMNS, *RATIOS)),
+        *((*LATENCIES[:2], "K", *LATENCIES[2:]) if options.latency else (*COLUMNS, *RATIOS)),
         title=f"{'ms and ' if options.latency else ''}tokens/s, {today}, commit {commit()}\n"
         f"{processor()}, {options.threads} threads, {versions}; {sizes}",
     )
-    for name in (None, *(options.drafts or ())):
-        for row in bench.latency_rows(name) if options.latency else bench.rows(name):
+    told = {name: value for name, value in vars(options).items() if name not in OF_NO_ROW}
+    kept = Kept(options.out, json.loads(json.dumps(told | {"commit": commit(), "processor": processor()}, default=str)))
+    batches = options.latency or options.batches
+    asked = [(None, 0), *((name, k) for name in options.drafts or () for k in options.k)]
+    for name, k in asked:
+        missing = [batch for batch in batches if key(batch, name, k) not in kept.rows]
+        for row in (bench.latency_rows if options.latency else bench.rows)(name, k, missing) if missing else ():
             print(*row, sep="\t", file=sys.stderr, flush=True)
-            table.add_row(*row)
+            kept.add(row)
+    for name, k in asked:
+        for batch in batches:
+            table.add_row(*kept.rows[key(batch, name, k)])
     console.print(table)
 
 
