@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -35,6 +36,12 @@ def doctor(
         int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 48,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            help="Try what mends acceptance at length instead, behind so many tokens of other text, as 4k,16k."
+        ),
+    ] = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
@@ -45,6 +52,7 @@ def doctor(
     """Find out why a draft accepts little. Known defects, its tensors, and what single changes would gain."""
     quiet_transformers()
     from draftkit.doctor.diagnose import diagnose_draft
+    from draftkit.evaluate.options import parse_contexts
     from draftkit.layout.target import adapted_name
     from draftkit.report.terminal.diagnosis import show_diagnosis
 
@@ -59,6 +67,8 @@ def doctor(
             limit=limit,
             num_speculative_tokens=k,
             max_new_tokens=max_new_tokens,
+            contexts=parse_contexts(context),
+            on_plan=lambda plan: print(plan, file=sys.stderr),
             device=device,
             dtype=dtype,
             on_progress=on_progress,

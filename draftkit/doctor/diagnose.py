@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
@@ -12,13 +12,16 @@ from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import checks_of_family, findings
 from draftkit.convert.api import Reading
 from draftkit.doctor.experiments import all_experiments
+from draftkit.doctor.lengths import AtContext, LengthPlan, compare_at_contexts, length_trials
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, require_count
+from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.engines.own import BY_VLLM
+from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.notebook import notebook_trials
-from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.prompts import encode_prompt, load_prompt_set, load_prompts
 from draftkit.finding import SEVERITIES, Finding
 from draftkit.io.shown import Rows, Shown
 from draftkit.layout.target import TargetFacts
@@ -26,11 +29,13 @@ from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.cell import Interval
+from draftkit.results.settings import Settings
 from draftkit.results.statistics import expected_acceptance_length, expected_sums, gain
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens
 from draftkit.runtime.records import Generation, Round
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.rope import Positions
 
 SHOWN_ALIKE = 5  # changes that help as much as the one that is recommended
 NO_REMEDY = "ask its author what it was trained with; more prompts (--limit) tell smaller gains from chance"
@@ -43,7 +48,8 @@ class Diagnosis(Shown):
     own runtime does not run the draft or its target, of which one of the `findings` tells.
 
     `findings`: known defects and faulty tensors, the worst first. `tried`: every change that was measured, the most
-    helpful first. `not_applicable`: experiment → what it needs.
+    helpful first. `not_applicable`: experiment → what it needs. `by_context`: the length at each context, where the
+    changes that were tried are of these.
     """
 
     target: str
@@ -56,6 +62,7 @@ class Diagnosis(Shown):
     tried: tuple[Tried, ...]
     not_applicable: Mapping[str, str]
     settings: Mapping[str, object]
+    by_context: tuple[AtContext, ...] = ()
 
     @property
     def recommended(self) -> tuple[Tried, ...]:
@@ -84,6 +91,9 @@ class Diagnosis(Shown):
             shown, more = "; ".join(tried.alike[:SHOWN_ALIKE]), len(tried.alike) - SHOWN_ALIKE
             rest = f"; {more} more" if more > 0 else ""
             also = f" (as good within noise: {shown}{rest}. Ask its author, or take more prompts to tell them apart)"
+        if tried.by_context:
+            at = next(at for at in tried.by_context if at.gain == tried.gain)
+            also = f" {at.name}, and {tried.elsewhere}{also}" if tried.elsewhere else f" {at.name}{also}"
         return Finding(tried.experiment, "warning", tried.change + also, fix=tried.command or tried.advice)
 
     def _weighed(self, finding: Finding) -> Finding:
@@ -128,8 +138,10 @@ def diagnose_draft(
     limit: int | None = 48,
     num_speculative_tokens: int | None = None,
     max_new_tokens: int = 48,
+    contexts: Sequence[int] = (),
     device: str | None = None,
     dtype: str | None = None,
+    on_plan: Callable[[LengthPlan], None] = lambda _: None,
     on_progress: TrialProgress | None = None,
 ) -> Diagnosis:
     """Look for known defects of a draft, and measure what single changes would make of its acceptance.
@@ -138,6 +150,8 @@ def diagnose_draft(
     `num_speculative_tokens`: of a round; None for those that its weights are made for, or else 4. A quarter of the
     prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
+    With `contexts`, what may mend acceptance at length is tried instead, at the prompts as they are and behind so many
+    tokens of other text; `on_plan` is told first what that takes.
     With a draft or a target that draftkit's own runtime does not run, nothing is decoded. `on_progress` None: a bar in
     a notebook, nothing elsewhere. Raises `DraftkitError`.
     """
@@ -182,6 +196,9 @@ def diagnose_draft(
         reading = opened.plan().reading if opened.is_foreign else None
         if unable is not None:
             return _look_at(patient, target.facts, reading, settings, unable)
+        if contexts:
+            behind = _behind(patient, target, prompts, contexts)
+            return _examine_lengths(patient, target.facts, reading, settings, behind, on_plan, on_progress)
         return _examine(patient, target.facts, reading, settings, on_progress)
 
 
@@ -235,6 +252,55 @@ def _examine(
         tried=tried,
         not_applicable={e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}},
         settings=settings,
+    )
+
+
+def _behind(
+    patient: Patient, target: OpenedTarget, prompts: str, contexts: Sequence[int]
+) -> dict[int, Sequence[Request]]:
+    """Context → the patient's requests behind so many tokens of other text, 0 for what they are. Raises `DraftkitError`
+    for more than the target has positions for."""
+    filler = Filler(load_prompt_set(prompts).conversations, patient.tokenizer)
+    found: dict[int, Sequence[Request]] = {0: patient.requests}
+    for context in sorted({*contexts}):
+        beyond = patient.requests[0].max_new_tokens + patient.k + 1
+        Positions.of(patient.model.config).check(f"of --context {context}", context, beyond)
+        asked = Conversations(patient.prompts, patient.tokenizer, Settings(context=context), filler=filler)
+        texts = [request.prompt for request in asked.first_requests]
+        found[context] = [replace(r, prompt=ids) for r, ids in zip(patient.requests, texts, strict=True)]
+    return found
+
+
+def _examine_lengths(
+    patient: Patient,
+    target: TargetFacts,
+    reading: Reading | None,
+    settings: dict[str, object],
+    requests: Mapping[int, Sequence[Request]],
+    on_plan: Callable[[LengthPlan], None],
+    on_progress: TrialProgress,
+) -> Diagnosis:
+    """Diagnose what length does to a draft."""
+    trials = length_trials(patient, max(requests))
+    found = _seen(patient, target)
+    if not trials:
+        raise DraftkitError(
+            f"{patient.source} ({patient.draft.spec.method}) has no attention and no positions of its own",
+            hint="leave out --context: the other changes do not depend on the length",
+        )
+    generations, lengths, tried = compare_at_contexts(patient, trials, requests, on_plan, on_progress)
+    return Diagnosis(
+        target=patient.target_source,
+        draft=patient.source,
+        method=patient.draft.spec.method,
+        length=expected_acceptance_length(generations),
+        decay=classify(generations, max(r.drafted for g in generations for r in g.rounds)),
+        findings=tuple(found),
+        tensors=audit(patient, reading, found),
+        tried=tried,
+        not_applicable={},
+        settings=settings,
+        by_context=lengths,
     )
 
 

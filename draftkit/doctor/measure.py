@@ -13,7 +13,7 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from draftkit.doctor.patient import Patient, Setup
@@ -21,6 +21,7 @@ from draftkit.doctor.trial import Trial
 from draftkit.errors import command
 from draftkit.requests import DraftSampling
 from draftkit.results.cell import Interval
+from draftkit.results.metrics import length
 from draftkit.results.statistics import Sums, expected_sums, gain, mean_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -43,7 +44,8 @@ class Tried:
     of; the interval of `gain` holds for one change of each experiment together. `recommended`: of its experiment, it
     is the change to make, if any is; `alike`: others that help as much, as far as these prompts tell. `command` makes
     the change; where there is none, `advice` says what to do. `too_few`: of so few prompts, one that does nothing could
-    gain on each by chance, so that no interval is to be believed.
+    gain on each by chance, so that no interval is to be believed. `by_context`: what it gained at each, where several
+    were looked at; all else is then of the longest at which it helps, or that there is.
     """
 
     experiment: str
@@ -58,6 +60,49 @@ class Tried:
     recommended: bool = False
     alike: tuple[str, ...] = ()
     too_few: bool = False
+    by_context: tuple[GainAt, ...] = ()
+
+    @property
+    def elsewhere(self) -> str:
+        """What the change gained at the contexts that the other figures are not of."""
+        others = [at for at in self.by_context if at.gain != self.gain]
+        return ", ".join(f"{at.name} {length(at.gain, signed=True)}" for at in others)
+
+
+@dataclass(frozen=True)
+class GainAt:
+    """What a change gained at one context; `confirmed` and `helps` as of `Tried`."""
+
+    context: int
+    gain: Interval
+    confirmed: bool
+    helps: bool
+
+    @property
+    def name(self) -> str:
+        """The context in words."""
+        return in_words(self.context)
+
+
+def in_words(context: int) -> str:
+    """A context in words; 0 is that of the prompts as they are."""
+    return f"at {context:,}" if context else "as they are"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """`tried`: in the order of the trials. `groups`: the best change of each experiment, and its rivals. `sums`: of the
+    changes that were measured again, by their numbers."""
+
+    generations: list[Generation]
+    tried: list[Tried]
+    groups: list[tuple[int, list[int]]]
+    sums: dict[int, Sums]
+
+    def recommend(self) -> None:
+        """Mark the change to make of each experiment in which one helps."""
+        for best, rivals in self.groups:
+            _recommend([best, *rivals[:MAX_RIVALS]], rivals[MAX_RIVALS:], self.tried, self.sums)
 
 
 def compare(
@@ -67,33 +112,55 @@ def compare(
 
     `on_progress` is told what is measured, how many measurements are done, and how many there will be.
     """
+    found = measure(patient, trials, lambda setup, numbers: run(setup, patient.k, numbers), on_progress)
+    found.recommend()
+    return found.generations, most_helpful_first(found.tried)
+
+
+def most_helpful_first(tried: Iterable[Tried]) -> tuple[Tried, ...]:
+    """Those that help before the others, and of each kind those that gain more."""
+    return tuple(sorted(tried, key=lambda t: (not t.helps, -t.gain.mean)))
+
+
+def measure(
+    patient: Patient,
+    trials: Sequence[tuple[str, Trial]],
+    run: Callable[[Setup, Sequence[int]], list[Generation]],
+    on_progress: TrialProgress,
+    *,
+    again: Iterable[int] = (),
+    times: int = 1,
+) -> Compared:
+    """Try every change on the first prompts, and on the others those that look helpful and those that are named
+    `again`. `run` decodes the requests with some numbers; `times`: how often all this is done, each with its share of
+    the chance to err."""
     numbers = range(len(patient.requests))
     screened, others = [*numbers[::SCREENED]], [i for i in numbers if i % SCREENED] or [*numbers]
     on_progress("as it is", 0, len(trials) + 1)
-    generations = run(patient.setup(), patient.k, numbers)
+    generations = run(patient.setup(), numbers)
     before = expected_sums([generations[i].rounds for i in screened])
     first: list[Sums] = []
     for done, (_, trial) in enumerate(trials, start=1):
         on_progress(trial.change, done, len(trials) + 1)
-        first.append(expected_sums([g.rounds for g in run(trial.setup(), patient.k, screened)]))
+        first.append(expected_sums([g.rounds for g in run(trial.setup(), screened)]))
     tried = [
-        _tried(patient, experiment, trial, before, after, len(trials), confirmed=False)
+        _tried(patient, experiment, trial, before, after, len(trials) * times, confirmed=False)
         for (experiment, trial), after in zip(trials, first, strict=True)
     ]
     groups = [(best, _rivals(best, tried, first)) for best in _promising(tried)]
     chosen = [index for best, rivals in groups for index in (best, *rivals[:MAX_RIVALS])]
+    chosen += [index for index in again if index not in chosen]
     total = len(trials) + 1 + len(chosen)
     before = expected_sums([generations[i].rounds for i in others])
-    again: dict[int, Sums] = {}
+    sums: dict[int, Sums] = {}
     for done, index in enumerate(chosen, start=len(trials) + 1):
         experiment, trial = trials[index]
         on_progress(f"{trial.change}, again", done, total)
-        again[index] = expected_sums([g.rounds for g in run(trial.setup(), patient.k, others)])
-        tried[index] = _tried(patient, experiment, trial, before, again[index], len(groups), confirmed=True)
+        sums[index] = expected_sums([g.rounds for g in run(trial.setup(), others)])
+        compared = max(len(groups), 1) * times
+        tried[index] = _tried(patient, experiment, trial, before, sums[index], compared, confirmed=True)
     on_progress("done", total, total)
-    for best, rivals in groups:
-        _recommend([best, *rivals[:MAX_RIVALS]], rivals[MAX_RIVALS:], tried, again)
-    return generations, tuple(sorted(tried, key=lambda t: (not t.helps, -t.gain.mean)))
+    return Compared(generations, tried, groups, sums)
 
 
 def _promising(tried: Sequence[Tried]) -> list[int]:

@@ -113,6 +113,7 @@ SURFACE = {
         "--dataset", "--prompts",
         "--limit",
         "--max-new-tokens",
+        "--context",
         "--device",
         "--device-map",
         "--dtype",
