@@ -14,6 +14,7 @@ on a GPU, FlexAttention want. A attention heads, G heads of keys and values, D h
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from draftkit.errors import TargetError
@@ -28,6 +30,7 @@ from draftkit.targets.attention import Sight, sight_of
 from draftkit.train.parallel import ParallelRows
 
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
+SCORES_AT_ONCE = 1 << 24  # of rows and columns, whose bias a CPU holds: 64 MiB in float32
 BLOCKS_AT_ONCE = 8  # how many a CPU computes together, as each also multiplies with the rows of the others, in vain
 
 _compiled_flex: Callable[..., Any] = torch.compile(flex_attention)
@@ -56,10 +59,27 @@ class Masks:
         columns = (range(self._columns),) if columns is None else columns
         key = layer, dtype, rows, columns
         if key not in self._biases:
-            row, *column = (torch.arange(part.start, part.stop, device=self._device) for part in (rows, *columns))
-            seen = self.sees(row[:, None], torch.cat(column), layer)
-            self._biases[key] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+            self._biases[key] = self._bias(layer, dtype, rows, columns)
         return self._biases[key]
+
+    def _bias(self, layer: Hashable, dtype: torch.dtype, rows: range, columns: tuple[range, ...]) -> Tensor:
+        row, *column = (torch.arange(part.start, part.stop, device=self._device) for part in (rows, *columns))
+        seen = self.sees(row[:, None], torch.cat(column), layer)
+        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+
+    def attend(self, layer: Hashable, dtype: torch.dtype, attended: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        """What is `attended` [1, A, R, D] by all rows with their bias. Where that is larger than `SCORES_AT_ONCE`, by
+        some rows at a time, whose bias is not kept but made again in the backward pass: memory grows with the rows."""
+        if self._rows * self._columns <= SCORES_AT_ONCE:
+            return attended(slice(None), self.bias(layer, dtype))
+        size = max(SCORES_AT_ONCE // self._columns, 1)
+
+        def some(begin: int, end: int) -> Tensor:
+            return attended(slice(begin, end), self._bias(layer, dtype, range(begin, end), (range(self._columns),)))
+
+        ends = [min(begin + size, self._rows) for begin in range(0, self._rows, size)]
+        parts = [checkpoint(some, begin, end, use_reentrant=False) for begin, end in pairwise([0, *ends])]
+        return torch.cat(parts, dim=2)
 
     def blocks(self, layer: Hashable) -> BlockMask:
         """The mask of all rows and columns for FlexAttention."""
@@ -176,7 +196,9 @@ def attend_masked(
     if query.is_cuda:
         attended = _flex(query, key, value, masks.blocks(sight), scaling)
     else:
-        attended = _dense(query, key, value, masks.bias(sight, query.dtype), scaling)
+        attended = masks.attend(
+            sight, query.dtype, lambda rows, bias: _dense(query[:, :, rows], key, value, bias, scaling)
+        )
     return attended.transpose(1, 2), None
 
 
@@ -224,8 +246,13 @@ class ChainSteps:
         seen = sight, 0 if sight.window is None else self._step
         if query.is_cuda:
             return _joined_flex(query, keys, values, own, self.masks.blocks(seen), scaling)[..., :width]
-        bias = self.masks.bias(seen, query.dtype)
-        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, bias, scaling)[..., :width]
+        keys, values = repeated(keys, repeats), repeated(values, repeats)
+
+        def attended(rows: slice, bias: Tensor) -> Tensor:
+            beside = None if own is None else (own[0][..., rows, :], own[1][..., rows, :])
+            return _joined(query[:, :, rows], keys, values, beside, bias, scaling)
+
+        return self.masks.attend(seen, query.dtype, attended)[..., :width]
 
     def _masks(self) -> Masks:
         rows, sample_ids = self.rows, self._sample_ids

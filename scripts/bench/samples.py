@@ -3,8 +3,9 @@
     python -m scripts.bench.samples --samples 1000 10000 100000 --formats jsonl arrow --processes 1 2
 
 Imports are left out. Each line is a run of its own on random samples, which ends where its first step would begin;
-memory is what `/proc` tells of the process there, over what it had before: `private` of this process alone, `PSS` with
-its share of what it has in common with others, as pages of a mapped file. With several processes, the means of all.
+memory is what `/proc` tells of the process there, over what it had before: `own`, which nothing but its end gives back,
+and `PSS`, with its share of pages that it has in common with others, as those of a mapped file. With several processes,
+the means of all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import Sample, SamplesOrigin
 
 VOCABULARY = 512  # of random tokens; the embedded target has more
-HEADER = "| format | samples | tokens each | processes | CPU s | private MB | PSS MB |"
+HEADER = "| format | samples | tokens each | processes | CPU s | own MB | PSS MB |"
 
 
 def random_samples(number: int, tokens: int) -> Iterator[Sample]:
@@ -38,13 +39,13 @@ def random_samples(number: int, tokens: int) -> Iterator[Sample]:
 
 
 def memory() -> dict[str, int]:
-    """The private memory and the proportional set size of this process, bytes."""
-    found = dict.fromkeys(("Private_Clean", "Private_Dirty", "Pss"), 0)
+    """The memory of this process alone, which is in no file, and its proportional set size, bytes."""
+    found = dict.fromkeys(("Private_Dirty", "Pss"), 0)
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(":")
         if name in found:
             found[name] = int(rest.split()[0]) * 1024
-    return {"private": found["Private_Clean"] + found["Private_Dirty"], "pss": found["Pss"]}
+    return {"own": found["Private_Dirty"], "pss": found["Pss"]}
 
 
 def begin_training(data: Path, longest: int) -> None:
@@ -109,9 +110,9 @@ def main() -> None:
                 write_samples(data, random_samples(number, options.tokens), SamplesOrigin("zoo:target", "0" * 64))
             for processes in options.processes:
                 found = measured(data, 2 * options.tokens, processes)
-                private, pss = found["private"] / 1e6, found["pss"] / 1e6
+                own, pss = found["own"] / 1e6, found["pss"] / 1e6
                 row = f"{kind} | {number:,} | {options.tokens:,} | {processes} | {found['cpu']:.1f}"
-                print(f"| {row} | {private:.0f} | {pss:.0f} |", flush=True)
+                print(f"| {row} | {own:.0f} | {pss:.0f} |", flush=True)
     if options.work is None:
         shutil.rmtree(work)
 

@@ -280,7 +280,7 @@ def test_processes_share_the_pages_of_samples(tmp_path: Path) -> None:
         process.stdin.flush()
         found = json.loads(process.stdout.readline())
         assert size > 20e6
-        assert found["private"] < size / 5, found
+        assert found["own"] < size / 5, found
         assert size * 0.4 < found["pss"] < size * 0.75, found
     for process in both:
         process.communicate("\n")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from fixtures.checkpoints import pico
 from fixtures.precision import LAYER, assert_close
+from fixtures.training.samples import samples
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
@@ -20,17 +22,25 @@ from transformers import (
     PreTrainedModel,
 )
 
+from draftkit.data.packing import row_tensors
+from draftkit.data.states.online import OnlineStates
 from draftkit.errors import TargetError
 from draftkit.targets.attention import Sight
+from draftkit.targets.states import AuxLayers
 from draftkit.train import attention
 from draftkit.train.attention import (
     MASKED_ATTENTION,
     Blocks,
     BlockVisibility,
     ChainSteps,
+    Masks,
     chain_attention_reference,
     masks_of_samples,
 )
+from draftkit.train.batch import TrainingBatch
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
+from draftkit.train.recipes.recipe import Origin, Recipe
 
 SAMPLE_IDS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
 N = SAMPLE_IDS.shape[1]
@@ -216,3 +226,54 @@ def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
 
     for ours, reference in zip(gradients(found), gradients(expected), strict=True):
         assert_close(ours, reference, depth=4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"), [(Eagle3, Eagle3Options(steps=3)), (PEagle, PEagleOptions(steps=3, mask_token_id=5))]
+)
+def test_long_samples_attend_by_some_rows_at_a_time(
+    recipe: type[Recipe], options: Eagle3Options | PEagleOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same loss and gradients, and no bias of all rows."""
+    target = pico.llama(num_hidden_layers=6)
+    made = recipe.start(Origin(target), replace(options, layers=(1, 3, 5)))
+    row = {name: tensor[None] for name, tensor in row_tensors(samples(3), 160).items()}
+    states = OnlineStates(target, made.aux_layers).states(row["tokens"], row["positions"], row["sample_ids"])
+
+    def found() -> tuple[Tensor, list[Tensor]]:
+        torch.manual_seed(0)
+        made.zero_grad()
+        loss = made(TrainingBatch(**row, features=states.features, last=states.last)).loss
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in made.parameters() if p.grad is not None]
+
+    whole = found()
+    sizes: list[int] = []
+    bias = Masks._bias
+
+    def counted(self: Masks, layer: Any, dtype: torch.dtype, rows: range, columns: tuple[range, ...]) -> Tensor:
+        sizes.append(len(rows) * sum(map(len, columns)))
+        return bias(self, layer, dtype, rows, columns)
+
+    monkeypatch.setattr(Masks, "_bias", counted)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 160 * 32)
+    torch.testing.assert_close(found(), whole, rtol=1e-4, atol=1e-6)
+    assert len(sizes) > 4
+    assert max(sizes) <= 160 * 32 or recipe is PEagle  # whose rows are more than the tokens
+    assert max(sizes) <= 32 * 160 * 3
+
+
+def test_a_long_row_runs_its_samples_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = pico.llama(num_hidden_layers=2)
+    online = OnlineStates(target, AuxLayers((1,)))
+    row = {name: tensor[None] for name, tensor in row_tensors(samples(3), 160).items()}
+    given = row["tokens"], row["positions"], row["sample_ids"]
+    packed = online.states(*given)
+    monkeypatch.setattr("draftkit.data.states.online.MASKED_TOKENS", 100)
+    monkeypatch.setattr("draftkit.data.states.online.attention_masks", lambda *_: pytest.fail("a mask was made"))
+    beside = online.states(*given)
+    inside = row["sample_ids"][0] >= 0
+    torch.testing.assert_close(beside.last[:, inside], packed.last[:, inside], rtol=1e-4, atol=1e-5)
+    assert packed.features is not None
+    assert beside.features is not None
+    torch.testing.assert_close(beside.features[:, inside], packed.features[:, inside], rtol=1e-4, atol=1e-5)

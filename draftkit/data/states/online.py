@@ -27,6 +27,7 @@ from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
+MASKED_TOKENS = 8192  # of a row; the mask of a longer one would take more than what it saves, [N, N]
 TRIED = 8  # tokens of a sample with which a model is tried
 BY_VLLM = (
     "vLLM computes its states for draftkit data states --vllm-python ENV/bin/python, "
@@ -94,7 +95,7 @@ class OnlineStates:
     """Runs the target, loaded by `load_training_target`.
 
     The samples of a row are run in one sequence where masks can keep them apart, else beside each other: a recurrent
-    state would run on from one into the next.
+    state would run on from one into the next. Those of a long row are too, as a mask grows with the square of it.
     """
 
     def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None):
@@ -108,7 +109,7 @@ class OnlineStates:
 
         Raises `TargetError` for states that are not finite.
         """
-        if not self._packed:
+        if not self._packed or tokens.shape[1] > MASKED_TOKENS:
             return self._beside_each_other(tokens, sample_ids)
         mask = attention_masks(self._target.model.config, sample_ids, self._target.dtype)
         return self._forward(tokens, positions, position_ids=positions, attention_mask=mask)
