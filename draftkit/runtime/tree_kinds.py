@@ -131,6 +131,11 @@ def read_tree(text: str) -> DraftTree:
     return KINDS[kind](rest)
 
 
+def dynamic_tree(name: str) -> DynamicTree | None:
+    """The tree of that name as servers draft it; None for one that none drafts, whose file may be gone."""
+    return None if name.startswith("choices:") else read_tree(name).dynamic
+
+
 def eagle(text: str) -> DraftTree:
     """EAGLE-2's dynamic tree, of EAGLE-2, EAGLE-3 and HASS (arXiv 2406.16858)."""
     k, depth, nodes = _numbers("eagle", text, topk=10, depth=8, nodes=59)

@@ -1,6 +1,6 @@
 """Trees of drafts: what is told of them against what a run of them does, and tokens a second by nodes and batch.
 
-    python -m scripts.bench.trees [--pair NAME TARGET DRAFT …] [--kind speed] [--file benchmarks/trees.json]
+    python -m scripts.bench.trees [--pair NAME TARGET DRAFT …] [--kind speed] [--file benchmarks/trees.jsonl]
 
 Without `--pair`: zoo:eagle3, zoo:dflash and zoo:dspark. All in float32 on a CPU. Of each pair: the chain of K = 7 (or
 of as many as the draft drafts), and trees of 8, 16, 32 and 60 nodes, of the kind that is usual for the draft.
@@ -44,7 +44,7 @@ from scripts.bench.runtime import commit
 
 ZOO = [[name, "zoo:target", name] for name in ("zoo:eagle3", "zoo:dflash", "zoo:dspark")]
 NODES, BATCHES, K = (8, 16, 32, 60), (1, 4, 8), 7
-FILE = Path(__file__).parents[2] / "benchmarks/trees.json"
+FILE = Path(__file__).parents[2] / "benchmarks/trees.jsonl"
 
 
 class Figures:

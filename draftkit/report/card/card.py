@@ -13,7 +13,7 @@ from typing import Any
 from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.convert.destinations import remedy_for_vllm
 from draftkit.engines import sglang
-from draftkit.engines.serving import most_tokens, refusal_notes, serve_commands
+from draftkit.engines.serving import most_tokens, refusal_notes, serve_commands, serve_trees
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, command
@@ -46,6 +46,7 @@ from draftkit.report.trees import tree_advice
 from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
+from draftkit.runtime.tree_kinds import dynamic_tree
 from draftkit.train.config import by_current_names
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -230,9 +231,11 @@ def _doubts(given: CardInput) -> list[str]:
 
 
 def _commands(given: CardInput) -> dict[str, str]:
-    """Engine → the commands that serve the target with this draft."""
+    """Engine → the commands that serve the target with this draft; where a tree is to be used, that of the engines that
+    draft it."""
     draft = given.draft
-    k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
+    judged = next((verdict for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
+    k = None if judged is None or judged.tree is not None else judged.num_speculative_tokens
     commands = serve_commands(draft, given.name, target=given.served_target, k=k)
     known = {cell.engine for _, cell in given.rows} | ({"SGLang"} if sglang.serves(draft.spec) else set())
     for engine, (layout_of, ending) in CONVERTED.items():
@@ -241,7 +244,20 @@ def _commands(given: CardInput) -> dict[str, str]:
             served = serve_commands(draft, Path(out), layout=layout, target=given.served_target, k=k)[engine]
             options = ("--to", layout, "--target", given.served_target)
             commands[engine] = f"{command('draftkit', 'convert', given.name, out, *options)}\n{served}"
-    return commands
+    return commands | (_tree_commands(given, judged) if judged is not None and judged.kind == "use" else {})
+
+
+def _tree_commands(given: CardInput, judged: ResultVerdict) -> dict[str, str]:
+    """The commands of the engines that draft the tree of a verdict; none of a chain's."""
+    tree = None if judged.tree is None else dynamic_tree(judged.tree)
+    if tree is None:
+        return {}
+    layout_of, ending = CONVERTED["SGLang"]
+    out = short_name(given.name) + ending
+    served = serve_trees(given.draft, Path(out), tree, target=given.served_target, batch=judged.up_to or 1)
+    options = ("--to", layout_of(given.draft.spec), "--target", given.served_target)
+    convert = command("draftkit", "convert", given.name, out, *options)
+    return {engine: f"{convert}\n{line}" for engine, line in served.items()}
 
 
 def _serving_notes(draft: Draft) -> list[str]:
