@@ -15,6 +15,7 @@ MIN_TEMPERATURE = 1e-5
 EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
 
 DraftSamplingMode = Literal["auto", "greedy", "probabilistic"]
+Like = Literal["vllm-v1", "vllm-v2"]  # the model runner of vLLM whose rule holds beyond a draft's positions
 Verification = Literal["rejection", "block", "coupled", "synthetic"]
 Turns = Literal["first", "all", "recorded"]  # of a prompt with several
 

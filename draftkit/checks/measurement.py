@@ -113,8 +113,8 @@ def beyond_positions(cell: Cell) -> Iterator[Finding]:
         yield Finding(
             "beyond-positions",
             "warning",
-            f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM "
-            "drafts nothing there and counts the round, and so did this measurement",
+            f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM's "
+            "first model runner (V1) drafts nothing there and counts the round, and so did this measurement",
             extent=beyond / max(cell.num_drafts or 1, 1),
         )
 

@@ -16,8 +16,6 @@ from draftkit.engines.vllm.accepts import method_of, runner_of, verdicts
 from draftkit.finding import Finding
 from draftkit.io.records import excerpt
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.decoder import rope_keys
-from draftkit.layout.positions import longest_sequence
 from draftkit.layout.quantization import algorithm_of
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -189,9 +187,8 @@ def parts_left_unquantized(spec: DraftSpec, config: Mapping[str, object]) -> Ite
 
 def _lengths(architecture: Architecture, target: TargetFacts) -> tuple[int, int] | None:
     """The tokens at which a draft ends and those at which its target does; None where that is not earlier."""
-    rope, theirs = architecture.rope, target.max_position_embeddings
-    own = architecture.max_positions or (None if rope is None else longest_sequence(rope_keys(rope)))
-    return None if own is None or theirs is None or own >= theirs else (own, theirs)
+    own, theirs = architecture.max_positions, target.max_position_embeddings
+    return None if own is None or theirs is None or own.tokens >= theirs else (own.tokens, theirs)
 
 
 def _running(spec: DraftSpec, runner: str) -> list[Release]:

@@ -35,6 +35,7 @@ def engine_of(
         tree=settings.drafted_tree if drafter is not None else None,
         eager=settings.eager,
         estimates=estimates,
+        like=settings.like,
     )
 
 

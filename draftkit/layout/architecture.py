@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
 from draftkit.io.settings import setting
+from draftkit.layout.positions import PositionLimit
 from draftkit.layout.schema import TensorSchema
 from draftkit.layout.target import default_aux_layer_ids
 
@@ -182,12 +183,9 @@ class Architecture(ABC):
         return 1
 
     @property
-    def max_positions(self) -> int | None:
-        """The tokens of a sequence, drafts included, from which on vLLM 0.32 puts token 0 in the place of drafts.
-
-        It counts those rounds nevertheless. None where no limit is known: chains of EAGLE, whose positions vLLM takes
-        from the target, and heads without positions.
-        """
+    def max_positions(self) -> PositionLimit | None:
+        """Where vLLM drafts no more, and in which of its model runners; None for heads without positions, or with
+        those of their target."""
         return None
 
     @property

@@ -22,7 +22,7 @@ from draftkit.layout.architecture import (
     check_range,
 )
 from draftkit.layout.decoder import Decoder, layer_keys, layer_tensors, rope_keys
-from draftkit.layout.positions import longest_sequence
+from draftkit.layout.positions import PositionLimit, limit_of
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 from draftkit.layout.target import default_block_layer_ids
 
@@ -185,8 +185,8 @@ class BlockDraft(Architecture):
         return len(self.aux_layer_ids)
 
     @property
-    def max_positions(self) -> int | None:
-        return longest_sequence(rope_keys(self.rope))
+    def max_positions(self) -> PositionLimit | None:
+        return limit_of(rope_keys(self.rope))
 
     @property
     def feature_size(self) -> int:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+
+class PositionLimit(NamedTuple):
+    """The `tokens` of a sequence, drafts included, from which on a model runner of vLLM puts token 0 in the place of
+    drafts, as `V1`; it counts those rounds nevertheless."""
+
+    tokens: int
+    runner: str
+
+
+FIRST = "V1"  # the runner that compares lengths with the draft's config as it was loaded (`_input_fits_in_drafter`)
 LENGTH_KEYS = (  # those of vLLM's `derive_max_model_len_and_key`
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
@@ -32,6 +42,12 @@ def longest_sequence(config: Mapping[str, object]) -> int | None:
             stretched = rope.get("factor")
             factor = float(stretched) if isinstance(stretched, int | float) else factor
     return int(length * factor)
+
+
+def limit_of(config: Mapping[str, object]) -> PositionLimit | None:
+    """Where vLLM stops to draft with this `config.json`; its second runner (V2) nowhere does."""
+    tokens = longest_sequence(config)
+    return None if tokens is None else PositionLimit(tokens, FIRST)
 
 
 def ropes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

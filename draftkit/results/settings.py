@@ -10,6 +10,7 @@ from draftkit.errors import DraftkitError, SettingError, require_count, require_
 from draftkit.io.settings import group, setting, values_of
 from draftkit.requests import (
     DraftSampling,
+    Like,
     SamplingParameters,
     SyntheticAcceptance,
     Turns,
@@ -129,6 +130,12 @@ class Settings:
     )
     tree: str | None = setting(f"Draft a tree instead of a chain: {', '.join(EXAMPLES)}.", None)
     eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
+    like: Like = setting(
+        "Whose rule holds beyond a draft's positions: vLLM's first model runner drafts no more there (vllm-v1), its "
+        "second drafts on (vllm-v2).",
+        "vllm-v2",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         require_count("num_speculative_tokens", self.num_speculative_tokens)
@@ -144,6 +151,7 @@ class Settings:
             what, hint = "recorded turns have a context of their own", "leave out --context, and read --slice length"
             raise SettingError(what, "context", hint=hint)
         modes = get_args(Verification)
+        require_setting(self.like in get_args(Like), "like", self.like, ", ".join(get_args(Like)))
         require_setting(self.verification in modes, "verification", self.verification, ", ".join(modes))
         for kind in self.slices:
             require_setting(kind in SLICES, "slices", kind, ", ".join(SLICES))

@@ -116,6 +116,7 @@ class Known:
     """A drafter of texts that it knows, some of whose tokens it changes: always the same ones."""
 
     max_tokens = max_positions = module = None
+    positions_end = False
     overlap = 0
     slot_bytes: SlotBytes | None = None
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.requests import (
     DraftSampling,
+    Like,
     Request,
     SamplingParameters,
     SyntheticAcceptance,
@@ -89,6 +90,8 @@ class Engine:
     - `tokenizer`: takes prompts as text and gives generations theirs.
     - `eager`: launch every kernel from the host on a GPU too, instead of replaying rounds from CUDA graphs.
     - `estimates`: keep what the draft says of each of its tokens (`Round`), which costs a softmax for each.
+    - `like`: whose rule holds where sequences grow beyond the drafter's positions: vLLM's first model runner drafts no
+      more there (`vllm-v1`), its second drafts on (`vllm-v2`), as long as there are positions at all.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         eager: bool = False,
         estimates: bool = False,
+        like: Like = "vllm-v2",
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
@@ -136,6 +140,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.eager = eager
         self.estimates = estimates
+        self.like: Like = like
         self._capacity = 0  # positions of a slot, once reserved
         self._reach = 0  # tokens of the longest sequence in the last step, its drafts included
         self._running: dict[int, Request] = {}  # what the batch was made for
@@ -340,7 +345,7 @@ class Engine:
         prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
         few, room = 2 * (self.k + 1), self.target.positions.room
         self.generate([replace(request, max_new_tokens=min(few, room(len(request.prompt)))) for request in prompts])
-        limit = None if self.drafter is None else self.drafter.max_positions
+        limit = self._limit
         modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
         for sequences in self._batch_sizes():
             k, size = self._k_for(sequences), self._rounds.size(sequences)
@@ -411,8 +416,14 @@ class Engine:
         As in vLLM's `_input_fits_in_drafter`, one sequence that is too long stops drafting for the whole batch, and a
         step counts with all of its drafts, accepted or not.
         """
-        limit = None if self.drafter is None else self.drafter.max_positions
+        limit = self._limit
         return limit is None or reach + self.k <= limit
+
+    @property
+    def _limit(self) -> int | None:
+        """The tokens of a sequence, drafts included, from which on nothing is drafted; None for no limit."""
+        stops = self.drafter is not None and (self.like == "vllm-v1" or self.drafter.positions_end)
+        return self.drafter.max_positions if stops and self.drafter is not None else None
 
     def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
         self._capacity = 0  # the drafter is used for finding the layer

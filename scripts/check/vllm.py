@@ -44,7 +44,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.requests import Request
+from draftkit.requests import Like, Request
 from draftkit.results.statistics import accepted_per_position
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
@@ -154,6 +154,7 @@ CASES = (
     Case("EAGLE-3, normed feedback", "eagle3", edit=flag("norm_output")),
     Case("EAGLE-3, rope base 500000", "eagle3", overrides={"rope_theta": "500000"}),
     Case("EAGLE-3, other layers", "eagle3", overrides={"aux_layer_ids": "1,4,6"}),
+    Case("EAGLE-3, 200 positions", "eagle3", overrides={"max_position_embeddings": "200"}),
     Case("EAGLE-3, a window", "eagle3", overrides={"sliding_window": "24"}),
     Case("EAGLE-3, V2, a window", "eagle3", overrides={"sliding_window": "24"}, v2=True),
     Case("EAGLE-3, speculators layout", "eagle3", to="speculators"),
@@ -206,7 +207,7 @@ NGRAMS = ((1, 3), (2, 4))  # sizes looked up
 
 
 def run_draftkit(
-    model: PreTrainedModel, drafter: Drafter, requests: list[Request], k: int
+    model: PreTrainedModel, drafter: Drafter, requests: list[Request], k: int, like: Like
 ) -> tuple[list[Generation], list[list[list[int]]]]:
     """The generations, and the proposals of each request."""
     proposals: list[list[list[int]]] = []
@@ -219,7 +220,7 @@ def run_draftkit(
         return drafted
 
     drafter.propose = recorded  # type: ignore[method-assign, assignment]
-    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
+    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1, like=like)
     generations = []
     for request in requests:
         proposals.append([])
@@ -374,7 +375,7 @@ class Comparison:
     ) -> None:
         k = settings["num_speculative_tokens"]
         assert isinstance(k, int)
-        ours, proposals = run_draftkit(self.pair.model, drafter, self.pair.requests, k)
+        ours, proposals = run_draftkit(self.pair.model, drafter, self.pair.requests, k, "vllm-v2" if v2 else "vllm-v1")
         drafts = sum(r.drafted > 0 for g in ours for r in g.rounds)
         accepted = accepted_per_position(ours, k)
         row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]

@@ -25,7 +25,7 @@ from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
 
 K = 4
-LIMITED = ("draft-model", "pard", "p-eagle", "dspark")
+LIMITED = ("draft-model", "pard", "p-eagle", "dspark", "eagle3")
 
 
 def limited(name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> Drafter:
@@ -35,6 +35,8 @@ def limited(name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> Dr
 
 
 def generate(drafter: Drafter, slots: int = 1, **options: Any) -> list[Generation]:
+    """In the way of vLLM's first model runner, unless another is asked for."""
+    options = {"like": "vllm-v1"} | options
     engine = Engine(
         Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=slots, **options
     )
@@ -83,7 +85,7 @@ def test_tokens_do_not_depend_on_the_limit_when_they_are_drawn(monkeypatch: pyte
         drafter = limited("draft-model", limit, monkeypatch)
         engine = Engine(
             Target(zoo_target()), drafter, num_speculative_tokens=K, num_slots=2, verification="coupled",
-            draft_sampling=DraftSampling("probabilistic"),
+            draft_sampling=DraftSampling("probabilistic"), like="vllm-v1",
         )  # fmt: skip
         outputs.append([g.tokens for g in engine.generate(drawn)])
     assert outputs[0] == outputs[1]
@@ -143,14 +145,14 @@ def test_short_drafts_are_told(name: str) -> None:
     assert facts.max_position_embeddings is not None
     with open_draft(f"zoo:{name}", "zoo:target") as draft:
         short = shortened(draft)
-        assert short.spec.architecture.max_positions == (64 if name in LIMITED else None)
+        assert short.spec.architecture.max_positions == (None if name == "mlp-speculator" else (64, "V1"))
         assert not {f.name for f in findings_of_draft(draft, facts)} & ABOUT_LENGTH
         found = {f.name: f for f in findings_of_draft(short, facts) if f.name in ABOUT_LENGTH}
     assert found.keys() == TOLD[name]
     for told in found.keys() - {"short-rope"}:
         assert "64" in found[told].message
         assert ("V1" if told == "short-draft" else "V2") in found[told].message
-        assert found[told].severity == ("warning" if name in LIMITED else "note")
+        assert found[told].severity == ("note" if name.startswith("eagle") else "warning")
 
 
 def test_a_yarn_draft_cuts_the_target_of_the_release_that_does_not_stretch_it() -> None:
@@ -189,8 +191,15 @@ def test_that_drafting_stops_is_told_of_vllms_first_runner() -> None:
     assert "V1" in next(f.message for f in found if f.name == "short-draft")
 
 
-@pytest.mark.xfail(strict=True, reason="step 6: drafts that the second runner alone runs have no such limit")
-def test_a_draft_of_vllms_second_runner_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DSpark is its alone."""
-    (generation,) = generate(limited("dspark", 32, monkeypatch))
+@pytest.mark.parametrize("name", ["dspark", "eagle3"])
+def test_in_the_way_of_vllms_second_runner_no_draft_stops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (generation,) = generate(limited(name, 32, monkeypatch), like="vllm-v2")
     assert not any(r.beyond for r in generation.rounds)
+
+
+def test_a_learned_table_of_positions_ends_in_either_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = limited("draft-model", 32, monkeypatch)
+    assert not drafter.positions_end
+    monkeypatch.setattr(drafter, "positions_end", True)
+    (generation,) = generate(drafter, like="vllm-v2")
+    assert {r.beyond for r in generation.rounds} == {False, True}

@@ -82,6 +82,10 @@ class _Recorder:
         return self._drafter.max_positions
 
     @property
+    def positions_end(self) -> bool:
+        return self._drafter.positions_end
+
+    @property
     def module(self) -> nn.Module | None:
         return self._drafter.module
 

@@ -245,7 +245,7 @@ def test_nothing_is_captured_in_a_timed_run(
     for drafts in (None, drafter):
         engine = Engine(
             Target(target()), drafts, num_speculative_tokens=3 if drafts else 0, num_slots=num_slots,
-            k_by_batch=k_by_batch if drafts else None,
+            k_by_batch=k_by_batch if drafts else None, like="vllm-v1",
         )  # fmt: skip
         engine.reserve(max(request.max_length for request in wanted))
         engine.warm_up(wanted)

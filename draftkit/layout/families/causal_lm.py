@@ -10,7 +10,7 @@ from draftkit.errors import FormatError, LayoutError
 from draftkit.io.settings import setting
 from draftkit.layout.architecture import SINK_TOKENS, Architecture, Capability, ParallelDrafting, check_window
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
-from draftkit.layout.positions import longest_sequence
+from draftkit.layout.positions import PositionLimit, limit_of
 from draftkit.layout.schema import Shape, TensorSchema
 
 TITLES = {
@@ -116,8 +116,8 @@ class CausalLMSpec(Architecture):
         return bool(self.windows) and self.config.get("model_type") == WINDOWED
 
     @property
-    def max_positions(self) -> int | None:
-        return longest_sequence(self.config)
+    def max_positions(self) -> PositionLimit | None:
+        return limit_of(self.config)
 
     def tensors(self) -> dict[str, TensorSchema]:
         check_layers(self.config)

@@ -23,7 +23,7 @@ from draftkit.layout.architecture import (
     check_range,
 )
 from draftkit.layout.decoder import Decoder, layer_keys, layer_tensors, rope_keys
-from draftkit.layout.positions import longest_sequence
+from draftkit.layout.positions import PositionLimit, limit_of
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
 TITLES = {
@@ -216,8 +216,8 @@ class EagleSpec(Architecture):
         return 1 if self.aux_layer_ids is None else len(self.aux_layer_ids)
 
     @property
-    def max_positions(self) -> int | None:
-        return None if self.parallel is None else longest_sequence(rope_keys(self.rope))
+    def max_positions(self) -> PositionLimit | None:
+        return limit_of(rope_keys(self.rope))
 
     def tensors(self) -> dict[str, TensorSchema]:
         if self.lm_head == "target" and self.reduced_vocabulary:

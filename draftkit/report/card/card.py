@@ -305,8 +305,8 @@ def _limitations(given: CardInput) -> list[str]:
     found = [f"It fits {_linked(given.target)} only; with a fine-tune of it, fewer tokens are accepted."]
     found += spec.architecture.limitations()
     if (limit := spec.architecture.max_positions) is not None:
-        runner = "vLLM's first model runner (V1)"
-        found.append(f"It is made for {limit:,} tokens of prompt and answer; beyond, {runner} decodes without it.")
+        runner = f"vLLM's model runner {limit.runner}"
+        found.append(f"It is made for {limit.tokens:,} tokens of prompt and answer; beyond, {runner} does not draft.")
     if rows := given.rows:
         temperatures = sorted({cell.temperature for _, cell in rows})
         datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.positions import longest_sequence
+from draftkit.layout.positions import longest_sequence, ropes_of
 from draftkit.models.causal_lm import Pard2Model, load_causal_lm, load_pard2
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
@@ -51,7 +51,8 @@ class CausalLMDrafter:
         self.vocabulary = vocabulary
         self.columns, self.target_ids = _proposed(vocabulary, head_ids)
         self.cache = SlotCache(0, 0)
-        self.max_positions = longest_sequence(model.model.config.to_dict())
+        config = model.model.config.to_dict()
+        self.max_positions, self.positions_end = longest_sequence(config), not ropes_of(config)
         if model.without_trees is not None:
             self.expand = None  # type: ignore[method-assign, assignment]  # it does not expand
 

@@ -33,6 +33,7 @@ class ChainDrafter(ABC, Generic[Model]):
 
     max_tokens = None
     max_positions: int | None = None
+    positions_end = False
     slot_bytes: SlotBytes | None = None
     usual_tree = "eagle"
     joins_prompts = True  # whether several go into one forward

@@ -32,10 +32,13 @@ class DFlashDrafter:
     overlap = 1  # whose state comes with the token that it emitted
     slot_bytes: SlotBytes | None = None
 
+    positions_end = False
+
     def __init__(self, model: DFlashModel, num_layers: int):
         self.model = model
         self.cache = SlotCache(0, 0)
-        self.max_positions = model.spec.max_positions
+        limit = model.spec.max_positions
+        self.max_positions = None if limit is None else limit.tokens
         self.fill_in = model.spec.slots == "fill-in"
         self._num_layers = num_layers
 

@@ -23,6 +23,11 @@ from draftkit.targets.states import FINAL, AuxLayers
 class EagleDrafter(ChainDrafter[EagleModel]):
     """Drafts one token after the other, each from the state that gave the last one."""
 
+    def __init__(self, model: EagleModel):
+        super().__init__(model)
+        limit = model.spec.max_positions
+        self.max_positions = None if limit is None else limit.tokens
+
     @property
     def aux_layers(self) -> AuxLayers:
         return AuxLayers(self.model.spec.aux_layer_ids or (FINAL,))
@@ -37,7 +42,6 @@ class PEagleDrafter(EagleDrafter):
         super().__init__(model)
         assert model.spec.parallel is not None
         self.mask_token_id = model.spec.parallel.mask_token_id
-        self.max_positions = model.spec.max_positions
         with torch.inference_mode():
             self.mask_hidden = model.fuse(model.mask_hidden)[0, 0]
 

@@ -16,6 +16,7 @@ class LastStateDrafter:
     otherwise. `max_tokens`: how many heads it has, None where one drafts any number."""
 
     max_positions = None
+    positions_end = False
     overlap = 0
     slot_bytes: SlotBytes | None = None
 

@@ -25,6 +25,7 @@ class LookupDrafter(ABC):
     max_tokens = None
     usual_tree = "suffix"
     max_positions = None
+    positions_end = False
     overlap = 0
     module = None
     slot_bytes: SlotBytes | None = None

@@ -109,7 +109,11 @@ class Drafter(Protocol):
 
     @property
     def max_positions(self) -> int | None:
-        """The tokens of a sequence, drafts included, from which on it drafts no more; None for no limit."""
+        """The tokens of a sequence, drafts included, that its positions are made for; None for any number."""
+
+    @property
+    def positions_end(self) -> bool:
+        """Whether it has no positions beyond those, as where they are a learned table."""
 
     @property
     def module(self) -> nn.Module | None:
