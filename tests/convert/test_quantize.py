@@ -3,13 +3,16 @@ makes of the plain ones, bit for bit."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize, forward_quantize
+from safetensors.torch import load_file
 from torch import nn
 
 from draftkit.convert.quantization import dequantized
@@ -128,3 +131,44 @@ def test_the_settings_are_those_of_the_library(draft: Draft) -> None:
     read = QuantizationConfig.model_validate({k: v for k, v in stated.items() if k != "quant_method"})
     assert read.format == "mixed-precision"
     assert [group.format for group in read.config_groups.values()] == ["nvfp4-pack-quantized", "float-quantized"]
+
+
+MODELOPT = Path(__file__).parents[1] / "fixtures/quantized/modelopt.safetensors"
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "FP8_PB_WO", "W4A16_NVFP4", "NVFP4", "MXFP8"])
+def test_what_modelopt_packs_is_read_as_modelopt_reads_it(algorithm: str) -> None:
+    """Packed and dequantized by its own functions, in `scripts/check/_modelopt_pack.py`; bit for bit."""
+    tensors = load_file(MODELOPT)
+    parts = {name.removeprefix(f"{algorithm}."): t for name, t in tensors.items() if name.startswith(f"{algorithm}.")}
+    expected = parts.pop("expected")
+    stated = {"quant_method": "modelopt", "quant_algo": algorithm}
+    read = dequantized({f"fc.{part}": tensor for part, tensor in parts.items()}, stated)
+    assert read.keys() == {"fc.weight"}
+    assert torch.equal(read["fc.weight"], expected)
+    format = input_format(stated, "fc")
+    assert (format is None) == (algorithm in ("FP8_PB_WO", "W4A16_NVFP4"))
+
+
+# What the script of ModelOpt's pull request 2027 leaves out of a DSpark draft, always or unless it is asked for.
+LEFT_OUT = {"markov_head.markov_w1", "markov_head.markov_w2", "confidence_head.proj", "embed_tokens"}
+
+
+@pytest.mark.parametrize("name", ["modelopt-fp8", "modelopt-w4a16-nvfp4"])
+def test_what_modelopt_leaves_out_is_left_out_and_listed(name: str) -> None:
+    """By its name, by its end, and by what engines call joined matrices where all of these are left out."""
+    with open_draft("zoo:dspark", "zoo:target") as draft:
+        for text in (name, f"all:{name}", f"fc:{name},mlp:{name}"):
+            made = quantized(draft, read_formats(text))
+            stated = made.spec.quantization
+            assert stated is not None
+            weights = stored_weights({n: (h.dtype, h.shape) for n, h in made.tensors.items()}, stated)
+            assert not LEFT_OUT & weights.keys()
+            assert "fc" in weights
+            ignored = stated["ignore"]
+            plain = {m for found in parts_of(draft).values() for m in found} - weights.keys()
+            assert plain | {"lm_head"} <= set(ignored)
+            assert {"*markov_head.markov_w1", "*markov_head.markov_w2", "*confidence_head.proj"} <= set(ignored)
+            assert ("*qkv_proj" in ignored) == text.startswith("fc:")
+            assert "*gate_up_proj" not in ignored
+            assert not any(fnmatch.fnmatch(module, pattern) for module in weights for pattern in ignored)
