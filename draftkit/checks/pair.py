@@ -13,6 +13,7 @@ from draftkit.finding import Finding
 from draftkit.hub.local_paths import public_name
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
+from draftkit.layout.quantization import name_of_format
 from draftkit.layout.target import TargetFacts
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.tokens import same_vocabulary
@@ -66,6 +67,23 @@ def other_target(draft: Draft, target: TargetFacts, draft_name: str) -> Iterator
                 source="provenance",
             )
             return
+
+
+@check
+def other_precision(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
+    """A quantized target, and a draft that says it was made for another: its states are not those of the training."""
+    stated = target.config.get("quantization_config")
+    made_for = _stated_target(draft.provenance.dropped_config) or draft.provenance.target
+    if isinstance(stated, dict) and made_for is not None and not _same(made_for, target.name):
+        yield Finding(
+            "other-precision",
+            "note",
+            f"the target is quantized ({name_of_format(stated) or 'in its own way'}), and the draft was trained on "
+            f"another precision, {public_name(made_for)}",
+            cost="some tokens of acceptance: how many, eval tells with each of the two targets",
+            fix=command("draftkit", "adapt", "--target", target.name, "--draft", "DRAFT"),
+            source="provenance",
+        )
 
 
 @check_unless("other-target")

@@ -39,7 +39,7 @@ def packed(weight: torch.Tensor) -> dict[str, tuple[dict[str, Any], torch.Tensor
 
 def main() -> None:
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * 0.05
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, (parts, plain) in packed(weight).items():
         tensors |= {f"{name}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
         tensors[f"{name}.expected"] = plain.clone()

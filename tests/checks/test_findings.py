@@ -16,7 +16,7 @@ from fixtures.checkpoints import pico
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.checks.evidence import Evidence
-from draftkit.checks.pair import other_target
+from draftkit.checks.pair import other_precision, other_target
 from draftkit.checks.registry import check, checks_of, run_checks
 from draftkit.checks.registry import findings as findings_in
 from draftkit.checks.tensors import looks_random
@@ -152,6 +152,20 @@ def test_a_target_is_the_same_by_another_name(stated: str, given: str, same: boo
     facts = replace(read_target_facts(Path(target), given, None), revision=None)
     found = other_target.run(Evidence(draft=draft, target=facts))
     assert [finding.name for finding in found] == ["other-target"] * (not same)
+
+
+@pytest.mark.parametrize(("given", "quantized", "found"), [
+    ("org/target-FP8", True, True), ("org/target-FP8", False, False), ("org/target", True, False),
+])  # fmt: skip
+def test_a_quantized_target_has_another_precision(given: str, quantized: bool, found: bool, tmp_path: Path) -> None:
+    source, target = Case().write(tmp_path)
+    draft = read_draft(convert_checkpoint(source, tmp_path / "draft", target=target))
+    draft = replace(draft, provenance=replace(draft.provenance, target="org/target"))
+    config = {"quantization_config": {"quant_method": "fp8"}} if quantized else {}
+    facts = replace(read_target_facts(Path(target), given, None), revision=None, config=config)
+    told = other_precision.run(Evidence(draft=draft, target=facts))
+    assert [finding.name for finding in told] == ["other-precision"] * found
+    assert all("the target is quantized (fp8), and the draft was trained on another" in one.message for one in told)
 
 
 @pytest.mark.parametrize("name", ["dspark", "p-eagle"])
