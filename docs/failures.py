@@ -131,7 +131,7 @@ FAILURES = (
     ),
     Failure(
         "Fewer tokens since the target was fine-tuned, in another language, or with thinking",
-        ("other-target", "other-revision", "other-tokenizer", "other-template"),
+        ("other-target", "other-revision", "other-precision", "other-tokenizer", "other-template"),
         (
             ("dflash#60", "thinking: 9.49 became 2.7"),
             ("dflash#163", "Danish: 6 % are accepted"),

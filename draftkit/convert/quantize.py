@@ -20,6 +20,7 @@ from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.io.records import did_you_mean
 from draftkit.layout.folder import Draft
 from draftkit.layout.quantization import COMPRESSED
+from draftkit.version import with_extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,7 +187,7 @@ def _parts(draft: Draft, module: str, format: WeightFormat, modules: Mapping[str
         from compressed_tensors.quantization import preset_name_to_scheme
         from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
     except ImportError as error:
-        hint = "pip install 'draftkit-spec[quantized]'"
+        hint = with_extra("quantized")
         raise DraftkitError("quantizing weights needs the library compressed-tensors", hint=hint) from error
     weight = draft.tensors[f"{module}.weight"].load().float()
     scheme = preset_name_to_scheme(format.preset, ["Linear"])

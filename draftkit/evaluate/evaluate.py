@@ -129,12 +129,14 @@ def evaluate_draft(
                 cells.append(cell)
                 if saved is not None:
                     saved.add(cell)
+        cells, advised = beside_plain(cells, job)
         for cell in cells:
             if cell.draft in opened:
                 spec = opened[cell.draft].spec
                 warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
             else:
                 warned += _of_a_server(cell, sweep.first, drafts)
+        warned += advised
         cells = with_shifts(cells)
         warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []
@@ -145,8 +147,6 @@ def evaluate_draft(
             cells = engine.with_trees(cells, tuple(dict.fromkeys(tree_nodes)))
             if advise:
                 models += engine.speed_models(cells)
-        cells, advised = beside_plain(cells, job)
-        warned += advised
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
