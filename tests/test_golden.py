@@ -114,7 +114,7 @@ def test_vllm_that_is_started_beside_the_own_engine(
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "tensorrt_llm", "openai"])
 def test_a_server(dialect: Any, draftkit: Command) -> None:
     with SpeakingServer(dialect, simulated(K), K) as drafting, SpeakingServer(dialect, simulated(0)) as plain:
-        options = ("--server", drafting.url, "--server-baseline", plain.url, "--concurrency", "1,2")
+        options = ("--server", drafting.url, "--server-baseline", plain.url, "--dataset", "zoo", "--concurrency", "1,2")
         compare(f"server-{dialect}.json", measured(draftkit, *SHORT, *options, "--k", K))
 
 
@@ -122,7 +122,18 @@ def test_a_server_of_vllm_with_the_counts_of_each_request(draftkit: Command) -> 
     with ExitStack() as stack:
         drafting = stack.enter_context(VllmTestServer(k=K, by_request=True))
         plain = stack.enter_context(VllmTestServer(k=0))
-        options = ("--server", drafting.url, "--server-baseline", plain.url, "--draft", "zoo:eagle3", "--k", K)
+        options = (
+            "--server",
+            drafting.url,
+            "--server-baseline",
+            plain.url,
+            "--dataset",
+            "zoo",
+            "--draft",
+            "zoo:eagle3",
+            "--k",
+            K,
+        )
         compare("server-vllm-by-request.json", measured(draftkit, *SHORT, *options))
 
 

@@ -19,6 +19,7 @@ from draftkit.cli.options import (
     TargetNameOption,
     TrustOption,
     drafts,
+    prompts_of,
     settled_dtype,
 )
 from draftkit.cli.output import console, print_json, prompt_progress, quiet_transformers
@@ -55,7 +56,7 @@ def calibrate(
         str | None, typer.Option(autocompletion=drafts, rich_help_panel=CHECK, help="The draft of the records.")
     ] = None,
     concurrency: ConcurrencyOption = 1,
-    prompts: DatasetOption = "zoo",
+    prompts: DatasetOption = None,
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     device: DeviceOption = None,
@@ -80,8 +81,8 @@ def calibrate(
         assert target is not None
         assert draft is not None
         settings = Settings(
-            prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, concurrency=concurrency, device=device,
-            dtype=settled_dtype(dtype, device),
+            prompts=prompts_of(prompts, target), limit=limit, max_new_tokens=max_new_tokens, concurrency=concurrency,
+            device=device, dtype=settled_dtype(dtype, device),
         )  # fmt: skip
         with prompt_progress() as on_progress:
             checked = [check_threshold(target, draft, one, settings, on_progress) for one in found]

@@ -18,6 +18,7 @@ from draftkit.cli.options import (
     TargetOption,
     TrustOption,
     drafts,
+    prompts_of,
     settled_dtype,
 )
 from draftkit.cli.output import console, print_json, quiet_transformers, say_next, shown_progress
@@ -31,7 +32,7 @@ def doctor(
         int | None,
         typer.Option("--k", min=1, help="Draft tokens a round; default: those it is made for, or 4."),
     ] = None,
-    prompts: DatasetOption = "zoo",
+    prompts: DatasetOption = None,
     limit: Annotated[
         int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
     ] = 48,
@@ -63,7 +64,7 @@ def doctor(
         diagnosis = diagnose_draft(
             target,
             draft,
-            prompts=prompts,
+            prompts=prompts_of(prompts, target),
             limit=limit,
             num_speculative_tokens=k,
             max_new_tokens=max_new_tokens,

@@ -37,6 +37,7 @@ from draftkit.cli.options import (
     TreeOption,
     TrustOption,
     VllmPythonOption,
+    prompts_of,
     settled_dtype,
 )
 from draftkit.cli.output import console, print_csv, print_json, prompt_progress, quiet_transformers, stopping
@@ -169,7 +170,7 @@ def evaluate(
     tree: TreeOption = None,
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
-    dataset: DatasetOption = "zoo",
+    dataset: DatasetOption = None,
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     context: ContextOption = None,
@@ -245,8 +246,8 @@ def evaluate(
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
-        settings=settings, prompts=dataset, limit=limit, max_new_tokens=max_new_tokens, slices=_parts(slices),
-        tree=tree,
+        settings=settings, prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
+        slices=_parts(slices), tree=tree,
     )  # fmt: skip
     from draftkit.results.saved import ResultFile
 
@@ -331,7 +332,7 @@ def certify(
     k: TokensOption = "4",
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
-    dataset: DatasetOption = "zoo",
+    dataset: DatasetOption = None,
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     concurrency: ConcurrenciesOption = "1",
@@ -354,7 +355,7 @@ def certify(
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, dtype=dtype, device=device,
         engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline, settings=settings,
-        prompts=dataset, limit=limit, max_new_tokens=max_new_tokens,
+        prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     asked.sweep.require_certifiable()
     if out is not None and out.exists():
@@ -388,7 +389,7 @@ def plan(
     draft: DraftsOption = None,
     k: TokensOption = "4",
     settings: SetOption = None,
-    dataset: DatasetOption = "zoo",
+    dataset: DatasetOption = None,
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,
     context: ContextOption = None,
@@ -403,7 +404,7 @@ def plan(
     arithmetic, here and on a few GPUs."""
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, context=context, dtype=dtype, device=device, settings=settings,
-        prompts=dataset, limit=limit, max_new_tokens=max_new_tokens,
+        prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     assert asked.target is not None
     quiet_transformers()

@@ -108,6 +108,15 @@ def _formats() -> list[str]:
     return [format.NAME for format in all_formats()]
 
 
+def prompts_of(named: str | None, target: str | None) -> str:
+    """The prompt set of `--dataset`; where none is named, the bundled one for the zoo's own targets, for which it is
+    made, and MT-Bench for all others."""
+    from draftkit.evaluate.prompts import BUNDLED
+
+    own = target is not None and target.startswith("zoo:")
+    return named or (BUNDLED if own else "mt-bench")
+
+
 def prompt_sets() -> list[str]:
     """The prompt sets that have a name."""
     from draftkit.evaluate.prompts import BUNDLED, registry
@@ -274,14 +283,15 @@ TreeOption = Annotated[
     ),
 ]
 DatasetOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--dataset",
         "--prompts",
         autocompletion=prompt_sets,
         rich_help_panel=PROMPTS,
-        help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, a .txt file with a prompt in each line, or a Hub "
-        "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is.",
+        help="mt-bench (default), zoo (bundled, default for zoo: targets), humaneval, …, a JSONL file, a .txt file "
+        "with a prompt in each line, or a Hub dataset. A row has messages, conversations, turns, prompt, data or "
+        "question; or text, gone on with as it is.",
     ),
 ]
 LimitOption = Annotated[

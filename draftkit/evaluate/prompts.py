@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 ChatMessage = dict[str, Any]
 BUNDLED = "zoo"
+WITHOUT_NETWORK = "--dataset FILE, with prompts of your own, and --dataset zoo, the bundled ones, need no network"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
@@ -215,7 +216,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"the prompts cannot be read: there is no such file{did_you_mean(path.name, ['zoo', *registry()])}",
             where=path,
             expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
-            hint="--prompts zoo uses the bundled ones",
+            hint="--dataset zoo uses the bundled ones",
         )
     return ((where, row) for where, row, _ in read_file(path))
 
@@ -229,7 +230,7 @@ def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
         raise SourceError(
             "published prompt sets are read with the package datasets, which is not installed",
             where=described.get("hub") or described["url"],
-            hint=f"{with_extra('eval')}, or pass a JSONL file",
+            hint=f"{with_extra('eval')}; {WITHOUT_NETWORK}",
         ) from error
     hub, url, split = described.get("hub"), described.get("url"), described.get("split")
     keep_token()
@@ -245,7 +246,7 @@ def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
         raise SourceError(
             f"the prompts cannot be read: {first}",
             where=hub or url,
-            hint="check the connection and the name; a JSONL file, or --dataset zoo, needs no network",
+            hint=f"check the connection and the name; {WITHOUT_NETWORK}",
         ) from error
     return rows, revision
 

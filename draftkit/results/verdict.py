@@ -17,7 +17,7 @@ UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
 DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 MOST_PROMPTS = 1_000  # more are not worth the answer
-OPENING = ("at", "use", "no", "whether")  # words that sentences begin with
+OPENING = ("at", "on", "use", "no", "whether")  # words that sentences begin with
 VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 
 
@@ -46,7 +46,8 @@ def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:
     for cell in cells:
         groups.setdefault((cell.target, cell.engine, cell.temperature, cell.context), []).append(cell)
     several, targets = len(groups) > 1, len({cell.target for cell in cells}) > 1
-    judged = (_verdict(group, _condition(group[0], targets) if several else "") for group in groups.values())
+    told = ((_condition(group[0], targets) if several else "", group) for group in groups.values())
+    judged = (_verdict(group, _bundled(group[0]) + condition) for condition, group in told)
     return tuple(replace(verdict, sentence=_sentence(verdict.sentence)) for verdict in judged)
 
 
@@ -82,6 +83,13 @@ def beyond_length(cell: Cell) -> bool:
 def well_known(cell: Cell) -> bool:
     """Whether a speed-up is to be acted on: only where its own run has no doubt of it."""
     return not (unexplained(cell) or disturbed(cell) or beyond_length(cell))
+
+
+def _bundled(cell: Cell) -> str:
+    """What a sentence begins with where the prompts are the zoo's and the target is not: they tell little of any
+    use."""
+    own = cell.dataset != "zoo" or (cell.target or "").startswith("zoo:")
+    return "" if own else "on draftkit's bundled prompts, "
 
 
 def _condition(cell: Cell, targets: bool) -> str:

@@ -351,7 +351,9 @@ def models(running_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def evaluate(draftkit: Command, models: Path, target: str, draft: str, *arguments: object) -> Outcome:
-    return draftkit("eval", "--target", models / target, "--draft", models / draft, "--json", *arguments)
+    return draftkit(
+        "eval", "--target", models / target, "--draft", models / draft, "--dataset", "zoo", "--json", *arguments
+    )
 
 
 PROMPTS = {

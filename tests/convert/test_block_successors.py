@@ -80,12 +80,14 @@ def test_every_command_says_what_it_is(name: str, running_target: Path, tmp_path
     for draft in (source, unified):
         looked = draftkit("inspect", draft, "--target", running_target, "--json")
         assert said(json.loads(looked.out)["findings"], "not-run", CALLED[name])
-        measured = draftkit("eval", "--target", running_target, "--draft", draft, "--limit", 1)
+        measured = draftkit("eval", "--target", running_target, "--draft", draft, "--dataset", "zoo", "--limit", 1)
         assert measured.code == 1
         assert f"{CALLED[name]}: " in measured.err
         assert "draftkit cannot run it yet" in measured.err
         assert ("draftkit eval --engine vllm measures it" in measured.err) == (name == "lilicorr")
-    examined = draftkit("doctor", "--target", running_target, "--draft", unified, "--limit", 1, "--json")
+    examined = draftkit(
+        "doctor", "--target", running_target, "--draft", unified, "--dataset", "zoo", "--limit", 1, "--json"
+    )
     diagnosis = json.loads(examined.out)
     assert diagnosis["length"] is None
     assert said(diagnosis["findings"], "not-measured", CALLED[name])

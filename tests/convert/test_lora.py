@@ -283,7 +283,7 @@ def test_what_convert_merges_is_a_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["eval", "--draft", "zoo:eagle3"],
+        ["eval", "--draft", "zoo:eagle3", "--dataset", "zoo"],
         ["doctor", "--draft", "zoo:eagle3"],
         ["inspect", "zoo:eagle3"],
         ["convert", "zoo:eagle3", "OUT"],

@@ -194,7 +194,7 @@ def test_a_target_that_is_not_run_leaves_the_tables_and_facts(tmp_path: Path, dr
     tensors = pico.eagle3_tensors()
     tensors["fc.weight"][3, 5] = torch.nan
     draft = pico.write_checkpoint(tmp_path / "draft", pico.eagle3_config(), tensors)
-    asked = ("doctor", "--target", target, "--draft", draft, "--limit", 4, "--device", "cpu")
+    asked = ("doctor", "--target", target, "--draft", draft, "--dataset", "zoo", "--limit", 4, "--device", "cpu")
     ran = draftkit(*asked, "--json")
     assert ran.code == 0, ran.err
     diagnosis = json.loads(ran.out)

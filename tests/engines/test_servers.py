@@ -222,7 +222,9 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
         assert "next: for a speed-up, --server-baseline URL of the same target without a draft\n" in ran.err
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [cell["concurrency"] for cell in cells] == [1, 2]
-        refused = draftkit("eval", "--server", server.url, "--advise", "--records", tmp_path / "r.jsonl")
+        refused = draftkit(
+            "eval", "--server", server.url, "--dataset", "zoo", "--advise", "--records", tmp_path / "r.jsonl"
+        )
         assert (refused.code, "next: leave out --advise, --records" in refused.err) == (1, True)
     assert "give --server URL, the one with the draft" in draftkit("eval", "--server-baseline", server.url).err
     assert draftkit("eval", "--draft", "ngram").code == 2

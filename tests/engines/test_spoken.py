@@ -161,7 +161,19 @@ def test_the_release_that_a_server_says_it_is_says_whether_it_serves_a_draft_nam
     folder, runs = tmp_path / "eagle3", vllm.RELEASES[at] is not made_up
     assert draftkit("convert", "zoo:eagle3", folder, "--target", "zoo:target").code == 0
     with SpeakingServer("vllm", simulated(3), 3, version=f"{vllm.RELEASES[at].number}.1") as server:
-        words = ("eval", "--server", server.url, "--draft", folder, "--limit", "2", "--max-new-tokens", "4")
+        words = (
+            "eval",
+            "--server",
+            server.url,
+            "--draft",
+            folder,
+            "--dataset",
+            "zoo",
+            "--limit",
+            "2",
+            "--max-new-tokens",
+            "4",
+        )
         told = json.loads(draftkit(*words, "--json").out)["warnings"]
         found = [one["message"] for one in told if one["name"] == "not-served"]
         assert found == ([] if runs else [f"{made_up}: no, it has no proposer for eagle3 drafts"])

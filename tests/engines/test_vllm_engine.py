@@ -215,7 +215,21 @@ def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(falcon: Path
 def test_eval_falls_back_to_a_vllm_that_is_there(
     falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command, tmp_path: Path
 ) -> None:
-    measure = ("eval", "--target", falcon, "--draft", "ngram", "--limit", 3, "--max-new-tokens", 20, "--device", "cpu")
+    measure = (
+        "eval",
+        "--target",
+        falcon,
+        "--draft",
+        "ngram",
+        "--dataset",
+        "zoo",
+        "--limit",
+        3,
+        "--max-new-tokens",
+        20,
+        "--device",
+        "cpu",
+    )
     refused = draftkit(*measure)
     assert refused.code == 1
     assert "FalconForCausalLM does not attend" in refused.err
@@ -231,7 +245,7 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
         assert refused.code == 1
         assert "next: leave out" in refused.err
     for command in ("certify", "plan"):
-        refused = draftkit(command, "--target", falcon, "--draft", "ngram")
+        refused = draftkit(command, "--target", falcon, "--draft", "ngram", "--dataset", "zoo")
         assert refused.code == 1
         assert re.search(r"next: (--engine vllm --vllm-python|vLLM plans its memory itself)", refused.err)
 
@@ -254,8 +268,8 @@ def test_vllm_is_certified_as_it_is_measured(
     """At the most draft tokens, and at the temperatures of the run: greedily with log-probabilities, then drawn."""
     monkeypatch.setenv("FAKE_VLLM", planted)
     ran = draftkit(
-        "certify", "--target", falcon, "--draft", "ngram", "--k", "2,4", "--temperature", "0,1", "--limit", 3,
-        "--max-new-tokens", 20, "--device", "cpu", "--vllm-python", sys.executable, "--json",
+        "certify", "--target", falcon, "--draft", "ngram", "--dataset", "zoo", "--k", "2,4", "--temperature", "0,1",
+        "--limit", 3, "--max-new-tokens", 20, "--device", "cpu", "--vllm-python", sys.executable, "--json",
     )  # fmt: skip
     (found,) = json.loads(ran.out)["certificates"]
     assert (ran.code, found["verdict"]) == ((1, "bug") if planted else (0, "no difference seen")), ran.err

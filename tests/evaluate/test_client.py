@@ -42,7 +42,19 @@ def measured(*command: object) -> dict[str, object]:
     """The one cell of a measurement of two servers, without a target here."""
     with SpeakingServer("vllm", simulated(K), K) as drafting, SpeakingServer("vllm", simulated(0)) as plain:
         options = ("--server", drafting.url, "--server-baseline", plain.url, "--k", K)
-        asked = ("eval", *options, "--limit", 2, "--max-new-tokens", 8, "--set", "repeats=0", "--json")
+        asked = (
+            "eval",
+            *options,
+            "--dataset",
+            "zoo",
+            "--limit",
+            2,
+            "--max-new-tokens",
+            8,
+            "--set",
+            "repeats=0",
+            "--json",
+        )
         ran = subprocess.run([*map(str, (*command, *asked))], capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr
     (cell,) = json.loads(ran.stdout)["cells"]

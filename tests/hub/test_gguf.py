@@ -98,7 +98,20 @@ def test_digits_are_split_as_the_file_says(splits: str, apart: bool, tmp_path: P
 @pytest.mark.long
 def test_commands_take_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     file, data = files["F32"], tmp_path / "data.jsonl"
-    command = ("eval", "--target", file, "--draft", "zoo:eagle3", "--limit", 2, "--max-new-tokens", 16, "--json")
+    command = (
+        "eval",
+        "--target",
+        file,
+        "--draft",
+        "zoo:eagle3",
+        "--dataset",
+        "zoo",
+        "--limit",
+        2,
+        "--max-new-tokens",
+        16,
+        "--json",
+    )
     assert json.loads(draftkit(*command).out)["cells"][0]["acceptance_length"]["mean"] > 1.3
     tokenizer = load_tokenizer(str(file))
     origin = SamplesOrigin(str(file), tokenizer.sha256, tokenizer.template_sha256)
@@ -120,7 +133,7 @@ def test_a_folder_with_other_weights_is_read_from_these(files: dict[str, Path], 
 def test_several_files_are_refused(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         shutil.copy(files["F16"], tmp_path / name)
-    outcome = draftkit("eval", "--target", tmp_path, "--draft", "zoo:eagle3")
+    outcome = draftkit("eval", "--target", tmp_path, "--draft", "zoo:eagle3", "--dataset", "zoo")
     assert outcome.code == 1
     assert "several GGUF files: a.gguf, b.gguf" in outcome.err
     assert "next: pass the file itself" in outcome.err
@@ -134,7 +147,7 @@ def test_a_truncated_file_is_one_message(
     (tmp_path / "cut.gguf").write_bytes(content[: int(len(content) * share)])
     outcome = draftkit("data", "check", "none.jsonl", "--target", tmp_path / "cut.gguf")
     assert outcome.code == 1
-    outcome = draftkit("eval", "--target", tmp_path / "cut.gguf", "--draft", "zoo:eagle3")
+    outcome = draftkit("eval", "--target", tmp_path / "cut.gguf", "--draft", "zoo:eagle3", "--dataset", "zoo")
     assert outcome.code == 1
     assert "cut.gguf is no GGUF file, or is damaged or cut short" in outcome.err
     assert "Traceback" not in outcome.err
@@ -172,7 +185,7 @@ def test_the_package_is_named_where_it_is_missing(
 
 @pytest.mark.slow
 def test_vllm_refuses_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
-    command = ("eval", "--target", files["F16"], "--draft", "zoo:eagle3", "--engine", "vllm")
+    command = ("eval", "--target", files["F16"], "--draft", "zoo:eagle3", "--dataset", "zoo", "--engine", "vllm")
     outcome = draftkit(*command, "--vllm-python", sys.executable)
     assert outcome.code == 1
     assert "vLLM does not load GGUF files" in outcome.err

@@ -385,7 +385,7 @@ def test_end_to_end(draftkit: Command, server: HubUploads, tmp_path: Path, runni
     """Convert, measure, push from a process of its own, and measure what the Hub has: the same acceptance length."""
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors())
     draft = convert_checkpoint(str(source), tmp_path / "draft", target=str(running_target))
-    sizes = ("--target", running_target, "--limit", 10, "--max-new-tokens", 8, "--json")
+    sizes = ("--target", running_target, "--dataset", "zoo", "--limit", 10, "--max-new-tokens", 8, "--json")
     result = tmp_path / "result.json"
     result.write_text(draftkit("eval", "--draft", draft, *sizes).out)
 

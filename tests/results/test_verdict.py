@@ -37,6 +37,13 @@ def said(*cells: Cell) -> str:
     return verdict.sentence
 
 
+def test_bundled_prompts_are_named_first_where_the_target_is_not_bundled_too() -> None:
+    assert said(cell(1.6, dataset="zoo")).startswith("On draftkit's bundled prompts, use one at K = 4 ")
+    assert said(cell(1.6, dataset="zoo", target="zoo:target")).startswith("Use one at K = 4 ")
+    warm = verdicts((cell(1.6, dataset="zoo"), replace(cell(1.6, dataset="zoo"), temperature=1.0)))[1].sentence
+    assert warm.startswith("On draftkit's bundled prompts, at T = 1, use one ")
+
+
 def test_what_pays_is_used_up_to_where_it_pays() -> None:
     cells = (cell(1.6), cell(1.4, batch=4), cell(1.3, batch=8), cell(0.8, batch=16))
     (verdict,) = verdicts(cells)

@@ -233,7 +233,7 @@ def test_a_model_that_decodes_otherwise_is_refused_by_name(
     )
     with pytest.raises(UnsupportedTarget, match="--engine vllm"):
         load_model(str(running_target), device="cpu", dtype=torch.float32)
-    run = draftkit("eval", "--target", running_target, "--draft", "ngram", "--limit", 1)
+    run = draftkit("eval", "--target", running_target, "--draft", "ngram", "--dataset", "zoo", "--limit", 1)
     assert run.code == 1
     assert "does not decode LlamaForCausalLM" in run.err
     assert "--engine vllm" in run.err

@@ -82,7 +82,20 @@ def test_the_commands(
     draft, data = tmp_path / "draft", tmp_path / "data.jsonl"
     foreign = pico.write_checkpoint(tmp_path / "eagle3", pico.eagle3_config(), pico.eagle3_tensors())
     assert draftkit("convert", foreign, draft, "--target", running_target).code == 0
-    command = ("eval", "--target", running_target, "--draft", draft, "--device", "cpu", "--limit", 2, "--json")
+    command = (
+        "eval",
+        "--target",
+        running_target,
+        "--draft",
+        draft,
+        "--dataset",
+        "zoo",
+        "--device",
+        "cpu",
+        "--limit",
+        2,
+        "--json",
+    )
     evaluated = [draftkit(*command, "--max-new-tokens", 8, *extra) for extra in ((), ("--device-map", "auto"))]
     assert [outcome.code for outcome in evaluated] == [0, 0]
     whole, spread = (json.loads(outcome.out)["cells"][0] for outcome in evaluated)

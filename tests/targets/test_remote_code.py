@@ -103,7 +103,19 @@ def test_no_code_of_a_tokenizer_runs(
 
 @pytest.mark.slow
 def test_no_code_of_a_model_runs(draftkit: Command, modules: Path, own_model: Path) -> None:
-    arguments = ("eval", "--target", own_model, "--draft", "ngram", "--limit", 1, "--max-new-tokens", 4)
+    arguments = (
+        "eval",
+        "--target",
+        own_model,
+        "--draft",
+        "ngram",
+        "--dataset",
+        "zoo",
+        "--limit",
+        1,
+        "--max-new-tokens",
+        4,
+    )
     ran = draftkit(*arguments)
     assert ran.code == 1
     assert "--trust-remote-code" in ran.err

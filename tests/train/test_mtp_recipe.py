@@ -210,7 +210,21 @@ def test_from_the_target_and_back_into_it(more: list[str], saved: Saved, tmp_pat
     ran = draftkit(*flags, *(part for setting in settings for part in ("--set", setting)))
     assert ran.code == 0, ran.err
     folder, _ = put_heads_back(str(tmp_path / "run" / "draft"), str(saved.folder), tmp_path / "whole")
-    arguments = ("--limit", 1, "--max-new-tokens", 4, "--k", 2, "--device", "cpu", "--dtype", "float32", "--json")
+    arguments = (
+        "--dataset",
+        "zoo",
+        "--limit",
+        1,
+        "--max-new-tokens",
+        4,
+        "--k",
+        2,
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--json",
+    )
     cells = []
     for target, draft in ((folder, "mtp"), (saved.folder, tmp_path / "run" / "draft")):
         shown = draftkit("eval", "--target", target, "--draft", draft, *arguments)
