@@ -8,10 +8,13 @@ a+1. Without a drafter K is 0 and the same loop is plain decoding. Shapes: F fea
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import combinations, cycle, islice
 from weakref import WeakValueDictionary
 
 import torch
@@ -46,6 +49,8 @@ from draftkit.targets.target import Target
 
 MAX_SPECULATIVE_TOKENS = 16
 
+_log = logging.getLogger(__name__)
+
 OnRound = Callable[[list[Generation]], None]
 OnText = Callable[[Generation, str], None]
 
@@ -73,6 +78,11 @@ def check_drafts_trees(target: Target, drafter: Drafter, where: str | None = Non
     if not isinstance(drafter, Expands):
         what = "draftkit drafts no tree with a draft of this kind"
         raise DraftkitError(what, where=where, hint=FOR_A_CHAIN)
+
+
+@cache
+def _say_once(what: str) -> None:
+    _log.warning("%s", what)
 
 
 class Engine:
@@ -338,21 +348,30 @@ class Engine:
         """Do once what a run of these requests would do for the first time in the middle of being timed.
 
         Kernels are compiled, and on a GPU rounds are captured: those of every number of sequences that may run
-        together, with the K that goes with it. `requests` are all drawn in the same way; on a GPU, where libraries load
-        other kernels for a prefill of another length, one of each length is run.
+        together, with the K that goes with it, and of every mix of the ways in which `requests` are drawn. On a GPU,
+        where libraries load other kernels for a prefill of another length, one of each length is run.
         """
+        if self.target.device.type == "cuda":
+            _say_once(f"kernels are compiled, and rounds prepared for {self._say_sizes()} together: minutes, at first")
         by_length = {len(request.prompt): request for request in requests}
         prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
         few, room = 2 * (self.k + 1), self.target.positions.room
         self.generate([replace(request, max_new_tokens=min(few, room(len(request.prompt)))) for request in prompts])
         limit = self._limit
         modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
+        ways = {Batch.of({0: one}, self.draft_sampling, torch.device("cpu"), 1).kind: one for one in requests}.values()
+        mixes = [mix for count in range(1, len(ways) + 1) for mix in combinations(ways, count)]
         for sequences in self._batch_sizes():
             k, size = self._k_for(sequences), self._rounds.size(sequences)
-            running = dict.fromkeys(range(sequences), requests[0])
-            vacant = Batch.of(running, self.draft_sampling, self.target.device, size).vacant()  # leaves no trace
-            for drafting in modes:
-                self._rounds.run(vacant, k, self._capacity, drafting=drafting)
+            for mix in mixes:
+                running = dict(enumerate(islice(cycle(mix), sequences)))
+                vacant = Batch.of(running, self.draft_sampling, self.target.device, size).vacant()  # leaves no trace
+                for drafting in modes:
+                    self._rounds.run(vacant, k, self._capacity, drafting=drafting)
+
+    def _say_sizes(self) -> str:
+        sizes = [str(sequences) for sequences in self._batch_sizes()]
+        return f"{', '.join(sizes)} sequence{'s' * (sizes != ['1'])}"
 
     def _batch_sizes(self) -> list[int]:
         """Numbers of sequences that stand for all: of each size that graphs are captured for, with each K."""

@@ -132,14 +132,17 @@ def load_pretrained(
     attention: str | None,
     spread: bool = False,
 ) -> PreTrainedModel:
-    """Load a model for inference; `device` becomes the current one. `attention` as in `empty_model`.
+    """Load a model for inference; `device` becomes the current one. `attention` as in `empty_model`. Each weight goes
+    straight to a GPU, and is looked at for NaN there.
 
     `spread`: over all devices from `device` on, as `map_layers` says.
     Raises `TargetError` for what cannot be loaded, for weights that are missing from the checkpoint and for quantized
     ones that its configuration does not tell of, and `NonFiniteError` for weights with NaN or infinity.
     """
     use_device(device)
-    places: dict[str, str] | None = {"": device} if stays_quantized(config) else None  # they are not moved later
+    places: dict[str, str] | None = None
+    if device != "cpu" or stays_quantized(config):  # the latter are not moved later
+        places = {"": device}
     if spread:
         room = room_from(device, disk=gguf_file(folder) is None)  # transformers keeps nothing of those on the disk
         places = map_layers(empty_model(config, dtype, attention), room)

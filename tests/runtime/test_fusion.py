@@ -378,3 +378,25 @@ def test_only_the_same_result_is_taken_over() -> None:
     for module in (Doubled(8), nn.LayerNorm(8, bias=False), nn.Linear(8, 8, bias=False)):
         fuse(module)
         assert "forward" not in vars(module)
+
+
+@pytest.mark.slow
+def test_joining_weights_takes_as_much_as_the_largest_joined_one() -> None:
+    """Beyond the weights, by every allocation: those of one module are dropped before the next is joined."""
+    width, inner = 256, 1024
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        model = pico.llama(num_hidden_layers=4, hidden_size=width, intermediate_size=inner).requires_grad_(False)
+        model.set_attn_implementation(ATTENTION)
+        with torch.profiler.record_function("fuse"):
+            fuse(model.eval())
+    events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    began = next(event.start_ns() for event in events if event.name() == "fuse")
+    held, before, peak = 0, 0, 0
+    for event in events:
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            before = held if event.start_ns() < began else before
+            peak = max(peak, held - before) if event.start_ns() >= began else 0
+    largest = 2 * inner * width * 4
+    assert isinstance(vars(model.model.layers[3].mlp)["forward"], FusedMLP)
+    assert largest <= peak < 1.1 * largest

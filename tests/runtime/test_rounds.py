@@ -260,6 +260,28 @@ def test_nothing_is_captured_in_a_timed_run(
 
 
 @pytest.mark.slow
+def test_every_mix_of_ways_to_draw_is_captured_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = []
+
+    class Counted:
+        def __call__(self, run: Replay) -> Replay:
+            captures.append(run().shape[0])
+            return run
+
+    monkeypatch.setattr(engine_module, "capturable", lambda _: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", Counted)
+    ways = (SamplingParameters(), SamplingParameters(temperature=0.8), CUTS)
+    wanted = [Request(str(i), (5, 6, 7 + i), 2 + i, ways[i % 3], ignore_eos=True) for i in range(6)]
+    engine = Engine(Target(target()), ngram(), num_speculative_tokens=2, num_slots=3)
+    engine.reserve(40)
+    engine.warm_up(wanted)
+    warm = len(captures)
+    for order in (wanted, wanted[::-1], sorted(wanted, key=lambda request: request.sampling.temperature)):
+        engine.generate(order)
+    assert len(captures) == warm
+
+
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def fuse(model: nn.Module) -> None:
     """Take over the norms, MLPs, attention, decoder layers and rotary embeddings of `model`, and the rotation in the
     files of its modules.
 
-    Weights that one product reads are moved next to each other in memory, and stay the modules' own.
+    Weights that one product reads are moved next to each other in memory, module by module, and stay the modules' own:
+    beyond the weights that takes as much as the largest of these products, and what a GPU held for them is given back.
     """
     with torch.enable_grad():  # with which what was taken over before computes as its own
         _take_over(model)
@@ -36,6 +37,8 @@ def fuse(model: nn.Module) -> None:
             own = vars(sys.modules[file]).get(ROTARY_FUNCTION)
             if own is not None and not isinstance(own, FusedRotary) and _rotates_halves(own):
                 setattr(sys.modules[file], ROTARY_FUNCTION, FusedRotary(own))
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # else the memory of the separate weights stays the allocator's
 
 
 def _take_over(model: nn.Module) -> None:
