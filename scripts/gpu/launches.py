@@ -95,7 +95,7 @@ def arithmetic() -> str:
     for size in ("8B", "70B"):
         for device in GPUS:
             captured = size == "8B" or device is B200
-            plain = {}
+            plain: dict[int, float] = {}
             for title, cost in (one for one in ROUNDS if one[0].startswith(size)):
                 cells = [title, device.name if captured else f"several {device.name}, not captured"]
                 for batch in (1, 64):

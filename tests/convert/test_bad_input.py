@@ -357,7 +357,7 @@ def evaluate(draftkit: Command, models: Path, target: str, draft: str, *argument
 
 
 PROMPTS = {
-    "missing": (None, ("prompts cannot be read", "--prompts zoo")),
+    "missing": (None, ("prompts cannot be read", "--dataset zoo")),
     "empty": ("\n\n", ("holds no prompts",)),
     "not JSON": ('{"prompt": "a"}\n\n{"prompt": \n', ("not valid JSON", "prompts.jsonl, line 3")),
     "no prompt": ('{"prompt": "a"}\n{"words": "b"}\n', ("no known shape", "prompts.jsonl, line 2")),
