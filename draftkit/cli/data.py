@@ -34,6 +34,7 @@ from draftkit.cli.options import (
     TopKOption,
     TopPOption,
     TrustOption,
+    WithParentOption,
     models,
     settled_dtype,
 )
@@ -341,12 +342,20 @@ def states(
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that share the work, as do those of other machines on the folder."),
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
+    with_parent: WithParentOption = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the target's hidden states for training. That then does without the target; a killed run is continued."""
+    """Store the target's hidden states for training. That then does without the target; a killed run is continued, and
+    the same command elsewhere on the same folder takes its share."""
     quiet_transformers()
+    from draftkit.data.states.stream import parent_lives
+    from draftkit.data.states.workers import further_workers, on_devices
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
     from draftkit.layout.target import adapted_name
@@ -366,7 +375,8 @@ def states(
         device=device,
         dtype=dtype,
     )
-    with open_states_job(samples, out, settings) as job:
+    own, *others = on_devices(settings, workers)
+    with open_states_job(samples, out, own) as job:
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
@@ -375,8 +385,10 @@ def states(
             console().print(costs_table(costs))
         if not dry_run:
             stopping.kept = lambda: f"the shards that are whole are kept in {out}; the same command goes on"
-            with counted_progress("tokens", job.plan.tokens) as on_tokens:
-                manifest = job.write(on_tokens)
+            alive = parent_lives() if with_parent else lambda: True
+            beside = further_workers(samples, out, others)
+            with beside, counted_progress("tokens", job.plan.tokens) as on_tokens:
+                manifest = job.write(on_tokens, alive)
     if as_json:
         done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": costs}
         print_json(done | {"states": to_dict(manifest)})
@@ -395,19 +407,23 @@ def stream(
     ] = None,
     tensor_parallel: TensorParallelOption = 1,
     device: DeviceOption = None,
-    with_parent: Annotated[
-        bool, typer.Option("--with-parent", hidden=True, help="End with the process that started this one.")
-    ] = False,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows computed in one call, which vLLM puts into batches; default: 8.")
+    ] = None,
+    with_parent: WithParentOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Compute hidden states beside a training run. A few rows ahead of `draftkit train --states-from vllm`, until
-    it is done."""
+    it is done; several may share the work."""
     quiet_transformers()
-    from draftkit.data.states.stream import parent_lives, run_worker
+    from draftkit.data.states.stream import ROWS_TOGETHER, parent_lives, run_worker
 
     alive = parent_lives() if with_parent else lambda: True
-    rows = run_worker(folder, target, python=vllm_python, tensor_parallel=tensor_parallel, device=device, alive=alive)
-    print(f"training is over: the states of {rows:,} rows were computed here", file=sys.stderr)
+    computed = run_worker(
+        folder, target, python=vllm_python, tensor_parallel=tensor_parallel, device=device, alive=alive,
+        rows_together=rows or ROWS_TOGETHER,
+    )  # fmt: skip
+    print(f"training is over: the states of {computed:,} rows were computed here", file=sys.stderr)
 
 
 def _responder(

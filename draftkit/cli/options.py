@@ -367,6 +367,9 @@ TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with
 SamplesArgument = Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")]
 TensorParallelOption = Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")]
+WithParentOption = Annotated[
+    bool, typer.Option("--with-parent", hidden=True, help="End with the process that started this one.")
+]
 ReplaceFolderOption = Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")]
 TrainingSetOption = Annotated[
     list[str] | None,

@@ -46,6 +46,7 @@ DISK_FAILURES = {
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems answer that have none
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' fcntl.h
 LOCK_FILE = ".draftkit.lock"  # in a folder that is being filled; see `draftkit.io.lock`
+CLAIMS = ".claims"  # in a folder that several processes fill; see `draftkit.io.claims`
 SCRATCH = r"\.{name}\.(tmp|gone)-[0-9a-f]+"  # what scratch folders of an output are called
 
 _log = logging.getLogger(__name__)
@@ -178,8 +179,9 @@ def is_empty(folder: Path) -> bool:
 
 
 def is_passing(name: str) -> bool:
-    """Whether something in a folder is the lock or a scratch folder of a run, and no part of what is written there."""
-    return name == LOCK_FILE or re.fullmatch(SCRATCH.format(name=".+"), name) is not None
+    """Whether something in a folder is the lock, claims or a scratch folder of a run, and no part of what is written
+    there."""
+    return name in (LOCK_FILE, CLAIMS) or re.fullmatch(SCRATCH.format(name=".+"), name) is not None
 
 
 @contextmanager
@@ -254,14 +256,17 @@ def _begin(out: Path) -> tuple[Path, int | None]:
             return scratch, lock
 
 
-def locked(path: Path) -> int | None:
-    """The lock on a file, which is made, held until it is closed; None when another process holds it, or removes it."""
+def locked(path: Path, *, shared: bool = False) -> int | None:
+    """The lock on a file, which is made, held until it is closed; None when another process holds it, or removes it.
+
+    A `shared` one is for any number of processes at a time, of which none holds the other kind.
+    """
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), os.stat(path)):
             return lock
     except (BlockingIOError, FileNotFoundError):

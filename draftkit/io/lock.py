@@ -1,12 +1,17 @@
-"""One process at a time writes an output: an advisory lock that goes with the process that holds it."""
+"""Who writes an output: one process at a time, or any number that share their work.
+
+An advisory lock says so, which goes with the process that holds it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +21,8 @@ from pathlib import Path
 from draftkit.errors import DraftkitError, command
 from draftkit.io.atomic import LOCK_FILE, NO_LOCKS, disk_failures, locked
 
+PAUSE, PATIENCE = 0.02, 0.5  # seconds between two attempts at a lock that is to be shared, and of all attempts
+
 _log = logging.getLogger(__name__)
 
 
@@ -23,16 +30,19 @@ _log = logging.getLogger(__name__)
 class _Lock:
     """A lock file that this process holds, `holders` times; `descriptor` None on a file system without locks.
 
-    `made`: folders that had to be made for it, the innermost first.
+    `made`: folders that had to be made for it, the innermost first. `shared`: with other processes.
     """
 
     path: Path
     descriptor: int | None
     made: tuple[Path, ...]
+    shared: bool = False
     holders: int = 0
 
     def release(self) -> None:
         with suppress(OSError):  # a disk that has failed would hide how the work ended
+            if self.shared and self.descriptor is not None:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while others hold it
             self.path.unlink(missing_ok=True)  # before the lock goes, or another process's file could be meant
         if self.descriptor is not None:
             os.close(self.descriptor)
@@ -55,10 +65,23 @@ def sole_writer(out: Path, *, folder: bool = False) -> Iterator[None]:
     written.
     """
     out = Path(os.path.realpath(out))
-    path = out / LOCK_FILE if folder else out.with_name(f".{out.name}.lock")
+    with _written(out, out / LOCK_FILE if folder else out.with_name(f".{out.name}.lock"), shared=False):
+        yield
+
+
+@contextmanager
+def many_writers(out: Path) -> Iterator[None]:
+    """The same for a folder that any number of processes fill together: only a `sole_writer` is kept out."""
+    out = Path(os.path.realpath(out))
+    with _written(out, out / LOCK_FILE, shared=True):
+        yield
+
+
+@contextmanager
+def _written(out: Path, path: Path, *, shared: bool) -> Iterator[None]:
     key = os.getpid(), path
     with disk_failures(f"{out.name} cannot be written", out):
-        lock = _held.get(key) or _take(path, out)
+        lock = _held.get(key) or _take(path, out, shared)
     _held[key] = lock
     lock.holders += 1
     try:
@@ -70,12 +93,13 @@ def sole_writer(out: Path, *, folder: bool = False) -> Iterator[None]:
             lock.release()
 
 
-def _take(path: Path, out: Path) -> _Lock:
+def _take(path: Path, out: Path, shared: bool) -> _Lock:
     made = tuple(parent for parent in path.parents if not parent.exists())
+    until = time.monotonic() + PATIENCE
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _Lock(path, locked(path), made)
+            lock = _Lock(path, locked(path, shared=shared), made, shared)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -83,7 +107,9 @@ def _take(path: Path, out: Path) -> _Lock:
             return _Lock(path, None, made)
         if lock.descriptor is not None:
             break
-        if path.exists():
+        if shared and time.monotonic() < until:  # one that shared it may be just looking whether it was the last
+            time.sleep(PAUSE)
+        elif path.exists():
             raise DraftkitError(
                 f"another process is writing {out.name}: {_holder(path)}",
                 where=out,

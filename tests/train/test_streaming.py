@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from draftkit.data.sample_files import write_samples
-from draftkit.data.samples import SamplesOrigin
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states.online import load_final_norm
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import (
@@ -96,9 +96,9 @@ def extractor() -> TargetExtractor:
 
 
 @contextmanager
-def serving(folder: Path, extract: Any) -> Iterator[None]:
+def serving(folder: Path, extract: Any, rows_together: int = 1) -> Iterator[None]:
     stop = Event()
-    worker = Thread(target=serve, args=(folder, extract, lambda: not stop.is_set()))
+    worker = Thread(target=serve, args=(folder, extract, lambda: not stop.is_set(), rows_together))
     worker.start()
     try:
         yield
@@ -114,6 +114,28 @@ def stream(folder: Path, manifest: Manifest, **more: Any) -> StreamedStates:
 
 def content(folder: Path) -> list[str]:
     return sorted(path.name for name in (WANTED, ROWS) for path in (folder / name).iterdir())
+
+
+def test_workers_share_rows_and_take_several_in_one_call(manifest: Manifest, tmp_path: Path) -> None:
+    """Each row once, whoever computes it; one that fails does not fail those that were computed with it."""
+    rows, extract, calls = [[number] for number in range(6)], extractor(), list[list[tuple[int, ...]]]()
+
+    def noted(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
+        calls.append([tuple(sample.tokens.tolist()) for sample in samples])
+        return extract(samples)
+
+    streamed = stream(tmp_path, manifest)
+    for numbers in rows:
+        streamed.announce(numbers)
+    with serving(tmp_path, noted, 2), serving(tmp_path, noted, 3):
+        found = [streamed.states_of(numbers, 80) for numbers in rows]
+    computed = [tokens for call in calls for tokens in call]
+    assert sorted(computed) == sorted(tuple(SAMPLES[number].tokens.tolist()) for number in range(6))
+    assert len(calls) < 6
+    for number, states in enumerate(found):
+        ((_, expected),) = extract([SAMPLES[number]])
+        torch.testing.assert_close(states.last[0, : len(expected)], expected[:, -1], rtol=1e-4, atol=1e-4)
+    assert not (tmp_path / ".claims").exists()
 
 
 def test_rows_are_those_of_the_extractor_and_are_used_up(manifest: Manifest, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from draftkit.io.digest import file_sha256
 from draftkit.targets.states import FINAL, AuxLayers
 
 
-class Verified(NamedTuple):
-    """A shard that is what was written, and where its samples begin: [D + 1]."""
+class OpenedShard(NamedTuple):
+    """A shard that is there, and where its samples begin: [D + 1]."""
 
     path: Path
     offsets: list[int]
@@ -32,9 +32,9 @@ class OfflineStates:
     """Reads what `draftkit data states` has written, one run of bytes for each sample.
 
     `data` and `target` are the samples file and the folder of the target that training uses, None where all of them
-    need not be read to know that they are the same; `aux_layers` what the
-    draft reads: any of the stored states. States are returned in `dtype` on the CPU. A shard's checksum is verified
-    when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
+    need not be read to know that they are the same; `aux_layers` what the draft reads: any of the stored states. States
+    are returned in `dtype` on the CPU. A shard's size is compared when it is first read. Its checksum was taken where
+    it was written, and `verify` compares all of them at once. Raises `DraftkitError` for states that are incomplete, of
     another target or other samples, or that lack a layer, and for a damaged shard.
     """
 
@@ -52,7 +52,8 @@ class OfflineStates:
         self.manifest = read_manifest(folder)
         self.dtype = dtype
         self._firsts = [shard.first for shard in self.manifest.shards]
-        self._verified: dict[int, Verified] = {}
+        self._verify = verify
+        self._opened: dict[int, OpenedShard] = {}
         self._check_origin(data, target)
         self._check_complete()
         self._columns = places_of(aux_layers, self.manifest, folder)
@@ -76,14 +77,14 @@ class OfflineStates:
         place = number - self._firsts[index]
         return read_sample(path, offsets, place, self.manifest.encoding, self.dtype)
 
-    def _shard(self, index: int) -> Verified:
-        if index not in self._verified:
+    def _shard(self, index: int) -> OpenedShard:
+        if index not in self._opened:
             shard = self.manifest.shards[index]
             path = self.folder / shard.file
-            check_shard(path, shard)
+            check_shard(path, shard, verify=self._verify)
             with safe_open(path, "pt") as file:
-                self._verified[index] = Verified(path, file.get_tensor("offsets").tolist())
-        return self._verified[index]
+                self._opened[index] = OpenedShard(path, file.get_tensor("offsets").tolist())
+        return self._opened[index]
 
     def _check_origin(self, data: Path | None, target: Path | None) -> None:
         manifest = self.manifest
@@ -158,12 +159,13 @@ def row_states(
     return States(features, last)
 
 
-def check_shard(path: Path, shard: Shard) -> None:
-    """Raise `SourceError` for a shard that is missing, `FormatError` for one that is not what was written."""
+def check_shard(path: Path, shard: Shard, *, verify: bool) -> None:
+    """Raise `SourceError` for a shard that is missing, `FormatError` for one that is not what was written: by its size,
+    and with `verify` byte by byte."""
     if not path.is_file():
         raise SourceError(f"{path.name} is missing", where=path, hint=AGAIN)
     size = path.stat().st_size
-    if size != shard.bytes or file_sha256(path) != shard.sha256:
+    if size != shard.bytes or (verify and file_sha256(path) != shard.sha256):
         raise FormatError(
             f"{path.name} is damaged",
             where=path,

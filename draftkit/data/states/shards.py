@@ -23,6 +23,7 @@ from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import channel_bytes, vector_bytes
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers
+from draftkit.io.claims import one_at_a_time
 from draftkit.io.digest import file_sha256
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorToWrite, raw_memory
@@ -175,10 +176,19 @@ def _is_there(folder: Path, shard: Shard) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes
 
 
-def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
+def enter(folder: Path, settings: Manifest) -> Manifest:
+    """Have the folder say what is written to it, or find that it does. Raises as `begin`."""
+    with one_at_a_time(folder, MANIFEST):
+        manifest = begin(folder, replace(settings, shards=()))
+        write_manifest(folder, manifest)
+    return manifest
+
+
+def write_shard(folder: Path, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
     """Write shard `number`, of the samples from `first` on, then the manifest that has it, which is returned.
 
-    Each file appears complete or not at all. Raises `DraftkitError` when the disk is full; what was there stays.
+    Each file appears complete or not at all, and other processes may write theirs meanwhile. The checksum is taken here
+    and nowhere else but where it is asked for. Raises `DraftkitError` when the disk is full; what was there stays.
     """
     path = folder / shard_name(number)
     write_tensors(path, tensors)
@@ -191,9 +201,11 @@ def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tenso
         bytes=path.stat().st_size,
         sha256=file_sha256(path),
     )
-    shards = sorted((*manifest.shards, shard), key=lambda shard: shard.first)
-    manifest = replace(manifest, shards=tuple(shards))
-    write_manifest(folder, manifest)
+    with one_at_a_time(folder, MANIFEST):
+        manifest = read_manifest(folder)
+        others = (other for other in manifest.shards if other.first != first)
+        manifest = replace(manifest, shards=tuple(sorted((*others, shard), key=lambda shard: shard.first)))
+        write_manifest(folder, manifest)
     return manifest
 
 

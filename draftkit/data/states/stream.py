@@ -8,8 +8,9 @@ Trainer and worker share a folder, on one machine or several:
 - `failed/KEY.json`: why there are none.
 - `done`: training is over.
 
-Files appear whole, and nothing else is known: either side may be killed and begin again. The worker is
-`draftkit data stream`, which a training run can keep beside itself.
+Files appear whole, and nothing else is known: either side may be killed and begin again, and any number of workers
+share the rows, each of which one has claimed (`draftkit.io.claims`). The worker is `draftkit data stream`, which a
+training run can keep beside itself.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate, islice
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from draftkit.data.samples import Sample
 from draftkit.data.states.offline import places_of, read_sample, row_states
@@ -48,6 +50,7 @@ from draftkit.data.states.write import Extractor, shard_tensors
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import DraftkitError, FormatError, TargetError, command, last_words
 from draftkit.io.atomic import is_empty, write_file
+from draftkit.io.claims import claimed, settle_claims
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
 from draftkit.loading import open_target
@@ -56,6 +59,7 @@ from draftkit.targets.pretrained import trusts_remote_code
 from draftkit.targets.states import AuxLayers
 
 WANTED, ROWS, FAILED, DONE = "wanted", "rows", "failed", "done"
+ROWS_TOGETHER = 8  # rows that are computed in one call
 PAUSE = 0.02  # seconds between two looks at the folder
 PATIENCE = 60.0  # seconds between two complaints that nothing comes
 
@@ -174,38 +178,67 @@ class StreamedStates:
             time.sleep(PAUSE)
 
 
-def serve(folder: Path, extractor: Extractor, alive: Callable[[], bool] = lambda: True) -> int:
+def serve(
+    folder: Path, extractor: Extractor, alive: Callable[[], bool] = lambda: True, rows_together: int = ROWS_TOGETHER
+) -> int:
     """The worker's side: compute what is wanted until training is over, or not `alive`. Returns how many rows.
 
-    Raises `DraftkitError` where the extractor fails for another reason than the states of a sample, and when other
-    states are wanted than in the beginning.
+    Up to `rows_together` rows are computed in one call, which is what vLLM makes batches of. Other workers may serve
+    the same folder: each row is computed by the one that claims it. Raises `DraftkitError` where the extractor fails
+    for another reason than the states of a sample, and when other states are wanted than in the beginning.
     """
     manifest, rows = read_manifest(folder), 0
     while alive() and not (folder / DONE).exists():
-        waiting = [path for path in sorted(folder.glob(f"{WANTED}/*.json")) if not _is_answered(folder, _key_of(path))]
-        if not waiting:
+        with ExitStack() as claims:
+            mine = list(islice(_claimed_rows(folder, claims), rows_together))
+            if mine and _meaning(read_manifest(folder)) != _meaning(manifest):
+                raise DraftkitError("the run wants other states now", where=folder, hint="start the worker again")
+            rows += _answer(folder, mine, manifest, extractor)
+        if not mine:
             time.sleep(PAUSE)
-            continue
-        if _meaning(read_manifest(folder)) != _meaning(manifest):
-            raise DraftkitError("the run wants other states now", where=folder, hint="start the worker again")
-        rows += _answer(folder, waiting[0], manifest, extractor)
+    settle_claims(folder)
     return rows
 
 
-def _answer(folder: Path, wanted: Path, manifest: Manifest, extractor: Extractor) -> bool:
-    """Write the states of a row, and return whether the row was still wanted."""
+def _claimed_rows(folder: Path, claims: ExitStack) -> Iterator[Path]:
+    """The rows that are wanted, the first ones first, which no other worker has claimed or answered."""
+    for path in sorted(folder.glob(f"{WANTED}/*.json")):
+        key = _key_of(path)
+        if (
+            not _is_answered(folder, key)
+            and claims.enter_context(claimed(folder, key))
+            and not _is_answered(folder, key)
+        ):
+            yield path
+
+
+def _answer(folder: Path, wanted: Sequence[Path], manifest: Manifest, extractor: Extractor) -> int:
+    """Write the states of rows, and return how many of them were still wanted."""
+    rows: dict[str, list[Sample]] = {}
+    for path in wanted:
+        with suppress(FileNotFoundError):
+            texts = json.loads(path.read_bytes())
+            rows[_key_of(path)] = [Sample.of(str(place), tokens, []) for place, tokens in enumerate(texts)]
     try:
-        texts = json.loads(wanted.read_bytes())
-    except FileNotFoundError:
-        return False
-    samples = [Sample.of(str(place), tokens, []) for place, tokens in enumerate(texts)]
-    try:
-        tensors = shard_tensors(samples, extractor, manifest)
-    except TargetError as error:
-        write_file(folder / FAILED / f"{_key_of(wanted)}.json", dump({"error": str(error)}).encode())
-        return True
-    write_tensors(folder / ROWS / f"{_key_of(wanted)}.safetensors", tensors)
-    return True
+        found = dict(extractor([sample for samples in rows.values() for sample in samples])) if len(rows) > 1 else {}
+    except TargetError:
+        found = {}  # each row by itself, to see which it is
+    begin = 0
+    for key, samples in rows.items():
+        computed = [found[place] for place in range(begin, begin + len(samples))] if found else None
+        begin += len(samples)
+        try:
+            tensors = shard_tensors(samples, extractor if computed is None else _given(computed), manifest)
+        except TargetError as error:
+            write_file(folder / FAILED / f"{key}.json", dump({"error": str(error)}).encode())
+        else:
+            write_tensors(folder / ROWS / f"{key}.safetensors", tensors)
+    return len(rows)
+
+
+def _given(states: Sequence[Tensor]) -> Extractor:
+    """An extractor of samples whose states are known."""
+    return lambda samples: enumerate(states)
 
 
 def _key_of(wanted: Path) -> str:
@@ -228,6 +261,7 @@ def run_worker(
     tensor_parallel: int = 1,
     device: str | None = None,
     alive: Callable[[], bool] = lambda: True,
+    rows_together: int = ROWS_TOGETHER,
 ) -> int:
     """Compute the states that training wants in `folder` with vLLM, until it is over. Returns how many rows.
 
@@ -257,7 +291,7 @@ def run_worker(
         device=device,
         beside=folder.absolute() / "vllm",
     ) as extractor:
-        return serve(folder, extractor, alive)
+        return serve(folder, extractor, alive, rows_together)
 
 
 def parent_lives() -> Callable[[], bool]:

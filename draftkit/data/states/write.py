@@ -26,22 +26,26 @@ from draftkit.data.states.online import OnlineStates, check_lengths, load_traini
 from draftkit.data.states.shards import (
     Manifest,
     begin,
+    enter,
     offsets_of,
+    read_manifest,
     schema_of,
+    shard_name,
     shard_ranges,
     target_sha256,
-    write_manifest,
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
-from draftkit.io.lock import sole_writer
+from draftkit.io.claims import claimed, settle_claims
+from draftkit.io.lock import many_writers
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.states import AuxLayers
 
 ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
+WAIT = 0.5  # seconds between two looks at shards that others are at
 FILE_BYTES = 4096  # what a shard's header and its line in the manifest take at most
 
 
@@ -194,18 +198,48 @@ def write_states(
     samples: Sequence[Sample],
     extractor: Extractor,
     on_tokens: Callable[[int], None] = lambda _: None,
+    alive: Callable[[], bool] = lambda: True,
 ) -> Manifest:
     """Write the shards that are missing, and tell `on_tokens` how many tokens are done after each.
 
-    Finished shards stay whatever happens. Raises `DraftkitError` for states that are not finite or that the encoding
+    Other processes may do the same: each shard is written by the one that claims it, and what others have claimed is
+    waited for, as it is free again where they end. Finished shards stay whatever happens; it ends early where the
+    process is no longer wanted (`alive`). Raises `DraftkitError` for states that are not finite or that the encoding
     cannot hold, naming the sample, and when the disk is full.
     """
-    write_manifest(folder, manifest)  # first: it says whose the shards are, should the run be killed
-    for number, numbers in remaining(manifest, [len(sample) for sample in samples]).items():
+    lengths = [len(sample) for sample in samples]
+    manifest = enter(folder, manifest)  # first: it says whose the shards are, should the run be killed
+    done = _tokens_of(manifest)
+    try:
+        while (left := remaining(manifest, lengths)) and alive():
+            for number, numbers in left.items():
+                manifest = _write_claimed(folder, number, numbers, samples, extractor) or manifest
+                on_tokens(_tokens_of(manifest) - done)
+                done = _tokens_of(manifest)
+            manifest = read_manifest(folder)
+            if left.keys() == remaining(manifest, lengths).keys():
+                time.sleep(WAIT)
+        return manifest
+    finally:
+        settle_claims(folder)
+
+
+def _tokens_of(manifest: Manifest) -> int:
+    return sum(shard.tokens for shard in manifest.shards)
+
+
+def _write_claimed(
+    folder: Path, number: int, numbers: range, samples: Sequence[Sample], extractor: Extractor
+) -> Manifest | None:
+    """Write a shard, unless it is there by now; None where another process is at it."""
+    with claimed(folder, shard_name(number)) as mine:
+        if not mine:
+            return None
+        manifest = read_manifest(folder)
+        if any(shard.first == numbers.start for shard in manifest.shards):
+            return manifest
         tensors = shard_tensors([samples[i] for i in numbers], extractor, manifest)
-        manifest = write_shard(folder, manifest, number, numbers.start, tensors)
-        on_tokens(len(tensors["states"]))
-    return manifest
+        return write_shard(folder, number, numbers.start, tensors)
 
 
 def shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
@@ -303,20 +337,23 @@ class StateJob:
             estimate=f"from {self.plan.probe_tokens:,} tokens",
         )
 
-    def write(self, on_tokens: Callable[[int], None] = lambda _: None) -> Manifest:
+    def write(
+        self, on_tokens: Callable[[int], None] = lambda _: None, alive: Callable[[], bool] = lambda: True
+    ) -> Manifest:
         """Write, telling `on_tokens` how many tokens each new shard has. Raises `DraftkitError` as `write_states`."""
         check_room(self.plan, self.folder, self.scratch_bytes)
-        return write_states(self.folder, self.manifest, self.samples, self.extractor, on_tokens)
+        return write_states(self.folder, self.manifest, self.samples, self.extractor, on_tokens, alive)
 
 
 @contextmanager
 def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator[StateJob]:
     """The job of storing in `out` the states of the samples in `data`, with the target ready; a killed one goes on.
 
-    Raises `DraftkitError` for samples that the target cannot read, for a folder that was begun with other settings, and
-    while another process writes to it.
+    Other processes may have the same job, on this machine or others, and share the work. Raises `DraftkitError` for
+    samples that the target cannot read, for a folder that was begun with other settings, and while a process writes
+    something else to it.
     """
-    with sole_writer(out, folder=True):
+    with many_writers(out):
         target = open_target(settings.target)
         if settings.vllm_python is not None:
             target.require_no_adapter("vLLM")
