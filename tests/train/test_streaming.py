@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
@@ -118,22 +118,27 @@ def content(folder: Path) -> list[str]:
 
 def test_workers_share_rows_and_take_several_in_one_call(manifest: Manifest, tmp_path: Path) -> None:
     """Each row once, whoever computes it; one that fails does not fail those that were computed with it."""
-    rows, extract, calls = [[number] for number in range(6)], extractor(), list[list[tuple[int, ...]]]()
+    rows, calls = [[number] for number in range(6)], list[list[tuple[int, ...]]]()
 
-    def noted(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
-        calls.append([tuple(sample.tokens.tolist()) for sample in samples])
-        return extract(samples)
+    def noted() -> Callable[[Sequence[Sample]], Iterator[tuple[int, Tensor]]]:
+        own = extractor()  # a worker's, as no two threads may use one
+
+        def extract(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
+            calls.append([tuple(sample.tokens.tolist()) for sample in samples])
+            return own(samples)
+
+        return extract
 
     streamed = stream(tmp_path, manifest)
     for numbers in rows:
         streamed.announce(numbers)
-    with serving(tmp_path, noted, 2), serving(tmp_path, noted, 3):
+    with serving(tmp_path, noted(), 2), serving(tmp_path, noted(), 3):
         found = [streamed.states_of(numbers, 80) for numbers in rows]
     computed = [tokens for call in calls for tokens in call]
     assert sorted(computed) == sorted(tuple(SAMPLES[number].tokens.tolist()) for number in range(6))
     assert len(calls) < 6
     for number, states in enumerate(found):
-        ((_, expected),) = extract([SAMPLES[number]])
+        ((_, expected),) = extractor()([SAMPLES[number]])
         torch.testing.assert_close(states.last[0, : len(expected)], expected[:, -1], rtol=1e-4, atol=1e-4)
     assert not (tmp_path / ".claims").exists()
 
