@@ -50,8 +50,7 @@ def memory_of_devices(
     shared = {p.shape for p in target.parameters()}
     frozen = _bytes([p for p in draft.parameters() if not p.requires_grad and p.shape not in shared])
     width = text.hidden_size * target.dtype.itemsize
-    rows = min(rows_at_once(vocabulary, torch.device("cuda")), tokens * depth)
-    logits = FLOAT * rows * (2 * vocabulary + text.vocab_size)
+    logits = FLOAT * 2 * vocabulary * min(rows_at_once(vocabulary, torch.device("cuda")), tokens * depth)
     return tuple(
         DeviceMemory(
             ranks=number,

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-OPTIONS = {"eagle3": {"steps": 3, "layers": [0, 1, 2]}, "dflash": {"block_size": 8, "layers": [0, 1]}}
+OPTIONS = {
+    "eagle3": {"steps": 3, "layers": [0, 1, 2]},
+    "dflash": {"block_size": 8, "mask_token_id": 255, "layers": [0, 1]},
+}
 BASE = 256  # tokens of the sample that the others are compared with
 
 
