@@ -78,6 +78,12 @@ class Outgoing:
         """The move of a tensor that the destination stores: the draft's own, else a copy of the target's."""
         if name in self.draft.tensors:
             return copy(self.draft.tensors[name])
+        if name in map(stands_for, self.draft.tensors):
+            raise LayoutError(
+                f"{name} is quantized, and --to {self.destination} stores it plain",
+                where=self.draft.path,
+                hint="use --to unified, or convert the draft that was quantized",
+            )
         handle = self.tensor(PREFIX + name)
         return Move("from_target", (handle.name,), name, handle.dtype, handle.shape)
 

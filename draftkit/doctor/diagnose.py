@@ -11,6 +11,7 @@ from typing import Literal
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import checks_of_family, findings
 from draftkit.convert.api import Reading
+from draftkit.convert.quantization import plain_draft
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.lengths import AtContext, LengthPlan, compare_at_contexts, length_trials
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
@@ -164,7 +165,7 @@ def diagnose_draft(
     target = open_target(target)
     with ExitStack() as stack:
         opened = OpenedDraft(draft, target, stack)
-        unified = opened.draft
+        unified = plain_draft(opened.draft)  # single changes are made to plain weights
         if not unified.spec.architecture.has_checkpoint:
             raise DraftkitError(f"{draft} has no checkpoint to examine", hint="draftkit eval measures it")
         refusal = target.refusal

@@ -28,6 +28,8 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.quantization import name_of_format
+from draftkit.layout.stored_weights import stored_weights
 from draftkit.report.format import severity
 from draftkit.report.terminal.screen import columns, labelled, named_table
 
@@ -58,6 +60,7 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
     read_as = conversion.reading.plan.format if conversion.reading else "unified"
     written = f"{_written(draft, conversion.destination.name, out)}; from {conversion.source.name} ({read_as})"
     console.print(labelled("written", written, "green"), soft_wrap=True)
+    _show_quantized(console, draft)
     _show_losses(console, conversion.losses)
     if conversion.reading is not None:
         _show_findings(console, findings_of_reading(conversion.reading))
@@ -82,6 +85,20 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
         console.print(f"{engine}: {serving}", soft_wrap=True, markup=False)
     for note in serve_notes(draft.spec, layout):
         console.print(note, soft_wrap=True)
+
+
+def _show_quantized(console: Console, draft: Draft) -> None:
+    """How the weights are quantized, how many, and which matrices are not."""
+    stated = draft.spec.quantization
+    if stated is None:
+        return
+    found = {name: (handle.dtype, handle.shape) for name, handle in draft.tensors.items()}
+    weights = {weight.name for weight in stored_weights(found, stated).values()}
+    matrices = {n for n, (_, shape) in draft.plain_tensors.items() if len(shape) == 2 and n.endswith(".weight")}
+    plain = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in matrices - weights})
+    name = name_of_format(stated) or str(stated.get("quant_method"))
+    left = f"; plain: {', '.join(plain)}" if plain else ""
+    console.print(f"quantized: {len(weights)} of {len(matrices)} matrices ({name}), {draft.nbytes / 1e6:,.2f} MB{left}")
 
 
 def show_reading(console: Console, reading: Reading, *, verbose: bool = False) -> None:
@@ -114,6 +131,7 @@ def show_draft(console: Console, draft: Draft, *, verbose: bool = False) -> None
     title = f"unified draft of the method {draft.spec.method}"
     console.print(_verdict(str(draft.path), title, None, found, facts))
     console.print(f"converted from {draft.provenance.source} ({draft.provenance.format})")
+    _show_quantized(console, draft)
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
         console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
