@@ -15,6 +15,7 @@ from draftkit.results.statistics import gain
 
 # What the speed of a draft that only computes as if it were quantized would be taken for.
 UNTIMED: dict[str, Any] = dict.fromkeys(("tokens_per_second", "speedup", "speedup_interval", "passes", "pace_error"))
+FEWEST = 20  # prompts with which a part is called free of loss: on a few, no draft may happen to differ
 FREE = 0.01  # the share of the acceptance length up to which a loss is none to whoever serves
 
 
@@ -77,6 +78,6 @@ def _advice(source: str, formats: Mapping[str, dict[str, str]], cells: Sequence[
 
 def _is_free(cell: Cell) -> bool:
     length, grown = cell.acceptance_length, cell.longer_by
-    if length is None or grown is None or grown.bounds is None:
+    if length is None or grown is None or grown.bounds is None or (grown.prompts or 0) < FEWEST:
         return False
     return grown.bounds[0] >= -FREE * length.mean

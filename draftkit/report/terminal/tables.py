@@ -100,7 +100,7 @@ def evaluation_table(result: Result) -> Table:
     shown = metrics_of("table", cells)
     first, varied = cells[0], {metric.name for metric in shown}
     fixed = {m.name: m for m in METRICS if "table" in m.sparing and m.unlike is None and m.name not in varied}
-    prompts = fixed.pop("num_prompts", None)
+    prompts, _ = fixed.pop("num_prompts", None), fixed.pop("target", None)
     where = f"{provenance.get('dtype')} on {provenance.get('device')}"
     if "server" in provenance:
         where = "a server" if first.engine == "server" else f"a server of {first.engine}"
