@@ -7,7 +7,6 @@ a chain of EAGLE-1 or on a target's own head shortens only what the steps of a r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,7 @@ from draftkit.doctor.measure import (
     most_helpful_first,
 )
 from draftkit.doctor.patient import Patient, Setup
-from draftkit.doctor.replay import record, replay
+from draftkit.doctor.replay import record, replay, seconds_of
 from draftkit.doctor.trial import Trial, with_facts
 from draftkit.layout.facts import fact_of, has
 from draftkit.requests import Request
@@ -146,7 +145,7 @@ class LengthPlan:
         contexts = ", ".join(map(in_words, self.contexts))
         return (
             f"plan: {self.prompts} prompts {contexts}; {self.tokens:,} tokens of the target, once for all "
-            f"of {self.trials} changes: about {max(self.seconds / 60, 0.1):.1f} min"
+            f"of {self.trials} changes: up to {max(self.seconds / 60, 0.1):.1f} min"
         )
 
 
@@ -211,17 +210,18 @@ def _over_contexts(compared: Mapping[int, Compared]) -> Iterator[Tried]:
 def _plan(
     patient: Patient, trials: Sequence[tuple[str, Trial]], requests: Mapping[int, Sequence[Request]]
 ) -> LengthPlan:
-    """Told from one of the shortest prompts, with the target and with the draft."""
-    first = min(requests[min(requests)], key=lambda request: len(request.prompt))
-    drafter, began = patient.drafter(), time.perf_counter()
-    recordings = record(patient.model, drafter.aux_layers, [first], patient.k)
-    recorded = time.perf_counter()
-    replay(patient.model, drafter, patient.k, recordings)
-    of_target, of_draft = recorded - began, time.perf_counter() - recorded
-    sizes = [request.max_length for asked in requests.values() for request in asked]
-    times = 1 + len(trials) / SCREENED
-    seconds = (of_target + times * of_draft) * sum(sizes) / first.max_length
-    return LengthPlan(len(requests[min(requests)]), tuple(sorted(requests)), len(trials), sum(sizes), seconds)
+    """Told from the longest of the shortest prompts, with the target and with the draft."""
+    one = max(requests[min(requests)], key=lambda request: len(request.prompt))
+    drafter = patient.drafter()
+    (recording,) = record(patient.model, drafter.aux_layers, [one], patient.k)
+    (drafted,) = replay(patient.model, drafter, patient.k, [recording])
+    times = 1 + len(trials) / SCREENED  # that the draft runs, beside the target's once
+    prompt, after = (
+        of_target + times * own for of_target, own in zip(recording.seconds, seconds_of(drafted), strict=True)
+    )
+    sizes = [len(request.prompt) for asked in requests.values() for request in asked]
+    seconds = prompt * sum(sizes) / len(one.prompt) + after * len(sizes)
+    return LengthPlan(len(patient.requests), tuple(sorted(requests)), len(trials), sum(sizes), seconds)
 
 
 def _mean_tokens(requests: Sequence[Request]) -> int:

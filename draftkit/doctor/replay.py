@@ -30,11 +30,12 @@ MAX_SLOTS = 8  # sequences that are drafted for together
 @dataclass(frozen=True)
 class Recording:
     """`features` [P+n, F] at every position, None where the draft reads none; `logits` [n+1, V] from the prompt's last
-    position on. Both on the CPU."""
+    position on. Both on the CPU. `seconds`: what the prompt took, and what is after it."""
 
     request: Request
     features: Tensor | None
     logits: Tensor
+    seconds: tuple[float, float] = (0.0, 0.0)
 
     def logits_at(self, positions: Tensor) -> Tensor:
         """[T, V] at `positions` int64 [T], those of the nearest position where there are none."""
@@ -77,9 +78,14 @@ def record(
     engine.reserve(max(request.max_length for request in requests) + k + 1)
     for request in requests:
         longer = replace(request, max_new_tokens=request.max_new_tokens + k + 1, ignore_eos=True)
-        engine.generate([longer])
-        recordings.append(replace(target.heard(longer), request=request))
+        (written,) = engine.generate([longer])
+        recordings.append(replace(target.heard(longer), request=request, seconds=seconds_of(written)))
     return recordings
+
+
+def seconds_of(generation: Generation) -> tuple[float, float]:
+    """What a prompt took, and what is after it."""
+    return generation.ttft, generation.times[-1] - generation.times[0]
 
 
 class _Replayed(Target):

@@ -31,7 +31,7 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
-from draftkit.results.contexts import falls, with_shifts
+from draftkit.results.contexts import falls, with_context_advice, with_shifts
 from draftkit.results.record import Result, ResultWarning, SpeedModel
 from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
@@ -146,7 +146,7 @@ def evaluate_draft(
                 warned += missed
             cells = engine.with_trees(cells, tuple(dict.fromkeys(tree_nodes)))
             if advise:
-                models += engine.speed_models(cells)
+                models += with_context_advice(engine.speed_models(cells))
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)

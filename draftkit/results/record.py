@@ -67,12 +67,23 @@ class SlicedAdvice:
 
 
 @dataclass(frozen=True)
+class ContextAdvice:
+    """The fastest K of a batch at each context, as (context, K), 0 where none is faster than plain decoding.
+    `break_even`: the context beyond which none is, on a line between the two that tell it; None where K pays at all."""
+
+    concurrency: int
+    best_k: tuple[tuple[int, int], ...]
+    break_even: int | None
+
+
+@dataclass(frozen=True)
 class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
     `withheld`: why there is no schedule and no best K, and what to measure instead. `verified_ms`: rounds of a draft
     that estimates its chances, with fewer drafts for the target. `by_slice`: what it costs that a server has one K.
+    `by_context`: of the longest of several contexts, what is fastest at each of them.
     """
 
     draft: str
@@ -89,6 +100,7 @@ class SpeedModel:
     withheld: str | None = field(default=None, metadata=OPTIONAL)
     verified_ms: tuple[RoundTime, ...] | None = field(default=None, metadata=OPTIONAL)
     by_slice: tuple[SlicedAdvice, ...] | None = field(default=None, metadata=OPTIONAL)
+    by_context: tuple[ContextAdvice, ...] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def drafted(self) -> int | None:
@@ -101,6 +113,10 @@ class SpeedModel:
         if self.withheld is None and self.mean_error is not None and self.mean_error > TRUSTED:
             return f"the predictions were off by {self.mean_error:.0%} on average"
         return self.withheld
+
+    def served_k(self, batch: int) -> int:
+        """The K of a batch in the schedule, which has one."""
+        return next(k for first, last, k in self.schedule or () if first <= batch <= last)
 
     def __post_init__(self) -> None:
         if any(len(entry) != 3 for entry in self.schedule or ()):

@@ -27,8 +27,8 @@ from draftkit.report.page.page import page
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation, show_speed_model
 from draftkit.results.cell import Cell, Interval, PromptRecord, Times
-from draftkit.results.contexts import falls, with_shifts
-from draftkit.results.record import Result, SpeedModel
+from draftkit.results.contexts import falls, with_context_advice, with_shifts
+from draftkit.results.record import Result, SpeedModel, Speedup
 from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {
@@ -289,6 +289,28 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
     show_evaluation(Console(width=80), result)
     shown = capsys.readouterr().out
     assert all(f"ngram, context {context}: no advice" in " ".join(shown.split()) for context in (64, 150))
+
+
+def of_speed(context: int, speedup: float, *schedule: tuple[int, int, int]) -> SpeedModel:
+    predicted = tuple(Speedup(batch, 2, speedup / batch**0.1) for batch in (1, 8))
+    return SpeedModel("d", context=context, predicted=predicted, schedule=schedule, best_k=schedule[0][2])
+
+
+def test_drafting_stops_beyond_the_context_at_which_it_breaks_even(capsys: pytest.CaptureFixture[str]) -> None:
+    near, far = of_speed(1024, 1.5, (1, 8, 2)), of_speed(4096, 0.9, (1, 8, 0))
+    models = with_context_advice([near, far, replace(near, draft="other")])
+    assert [model.by_context is None for model in models] == [True, False, True]
+    one, eight = models[1].by_context or ()
+    assert (one.best_k, one.break_even) == (((1024, 2), (4096, 0)), 3584)
+    assert eight.break_even is not None
+    assert eight.break_even < 3584
+    always = with_context_advice([near, of_speed(4096, 1.2, (1, 8, 1))])[1].by_context or ()
+    assert [advice.break_even for advice in always] == [None, None]
+    never = with_context_advice([of_speed(512, 0.9, (1, 8, 0)), far])[1].by_context or ()
+    assert [advice.break_even for advice in never] == [0, 0]
+    assert not any(model.by_context for model in with_context_advice([near, replace(far, withheld="too blunt")]))
+    show_speed_model(Console(width=80), models[1])
+    assert "3,584" in capsys.readouterr().out
 
 
 def test_contexts_are_numbers_of_tokens() -> None:

@@ -22,7 +22,7 @@ from draftkit.report.terminal.screen import named_table
 from draftkit.report.terminal.trees import show_trees
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
-from draftkit.results.record import Result, SlicedAdvice, SpeedModel
+from draftkit.results.record import ContextAdvice, Result, SlicedAdvice, SpeedModel
 from draftkit.runtime.memory_plan import GIB
 
 if TYPE_CHECKING:
@@ -273,6 +273,20 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         console.print(_sliced_advice(model.draft, model.by_slice))
     schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
+    if model.by_context:
+        console.print(_context_advice(model.draft, model.by_context))
+
+
+def _context_advice(draft: str, found: Sequence[ContextAdvice]) -> Table:
+    """The K of each batch at each context, and the context beyond which nothing is to be drafted."""
+    contexts = [context for context, _ in found[0].best_k]
+    named = (f"K at {context:,}" if context else "K as they are" for context in contexts)
+    table = named_table("batch", *named, "draft up to", title=f"{draft}: K by batch and context")
+    for one in found:
+        until = "any measured" if one.break_even is None else f"{one.break_even:,}" if one.break_even else "never"
+        table.add_row(str(one.concurrency), *(str(k) for _, k in one.best_k), until)
+    table.caption = "servers have one table for all lengths: take that of the context which most requests have"
+    return table
 
 
 def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
