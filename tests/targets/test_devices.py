@@ -185,7 +185,7 @@ def test_each_process_of_torchrun_loads_the_target_on_its_own_device(
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     # The real ones wait for the other process.
-    monkeypatch.setattr(setup, "training_arguments", lambda *_: SimpleNamespace(world_size=2))
+    monkeypatch.setattr(setup, "training_arguments", lambda *_: SimpleNamespace(world_size=2, process_index=1))
     with pytest.raises(Loading):
         train(running_target, data, "")
     assert loading_on == [1]
