@@ -101,7 +101,7 @@ FAILURES = (
     ),
     Failure(
         "Acceptance falls as the text gets longer",
-        ("short-rope", "short-draft", "narrow-window", "beyond-positions"),
+        ("short-rope", "short-draft", "narrow-window", "beyond-positions", "beyond-training"),
         (
             ("speculators#684", "an EAGLE-3 draft: 2.295 at 2k tokens, 1.084 at 20k"),
             ("sglang#6783", ""),

@@ -10,6 +10,7 @@ from draftkit.engines.known import chosen, known, numbered
 from draftkit.engines.serving import refusal_notes
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.spec import DraftSpec
 from draftkit.results.cell import Cell
 from draftkit.results.settings import Settings
@@ -19,6 +20,7 @@ from draftkit.results.verdict import disturbed, unexplained
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
 NOISE = "selector-noise-by-step"  # the rule of vLLM's releases that tells it
+FAR = 2  # times the longest sample of its training: so long are texts of which a draft has not seen the like
 COLD = 5  # times the median that a slowest first token may take
 
 
@@ -116,6 +118,22 @@ def beyond_positions(cell: Cell) -> Iterator[Finding]:
             f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM's "
             "first model runner (V1) drafts nothing there and counts the round, and so did this measurement",
             extent=beyond / max(cell.num_drafts or 1, 1),
+        )
+
+
+@check
+def beyond_training(cell: Cell, origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
+    """Text much longer than any that the draft has seen, as far as its training has said."""
+    trained = trained_tokens(origins.values())
+    longest = max((one.prompt_tokens + one.tokens for one in cell.by_prompt or () if one.prompt_tokens), default=0)
+    if trained is not None and longest > FAR * trained:
+        yield Finding(
+            "beyond-training",
+            "warning",
+            f"{cell.name}: sequences grew to {longest:,} tokens, and the draft was trained up to {trained:,}",
+            cost="acceptance may fall with the length",
+            fix="doctor --context tells what mends it; or train on longer samples",
+            source="vllm-project/speculators #684",
         )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from draftkit.errors import DraftkitError
+from draftkit.requests import tokens_of_text
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 PROMPTS, ENGINES, SPEED = "Prompts", "Engines", "What is told of it"
@@ -365,7 +366,23 @@ TemplateOption = Annotated[
 TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")]
 TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
 SamplesArgument = Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")]
-MaxLengthOption = Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")]
+
+
+def length_of_text(text: str) -> int:
+    """The length of a sample that a user names. Raises `typer.BadParameter` for one in which nothing can be learned."""
+    try:
+        tokens = tokens_of_text(str(text))
+    except ValueError:
+        tokens = 0
+    if tokens < 2:
+        raise typer.BadParameter(f"{text} is no length: a number of tokens from 2 on, as 4096 or 32k")
+    return tokens
+
+
+MaxLengthOption = Annotated[
+    int,
+    typer.Option(parser=length_of_text, metavar="TOKENS", help="Cut samples at this many tokens, as 4096 or 32k."),
+]
 TensorParallelOption = Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")]
 WithParentOption = Annotated[
     bool, typer.Option("--with-parent", hidden=True, help="End with the process that started this one.")

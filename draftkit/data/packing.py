@@ -91,14 +91,14 @@ class PackedRow(TypedDict):
 
 
 class PackedRows(Dataset[PackedRow]):
-    """The samples of `numbers`, packed into rows of `size` tokens. `num_tokens`: of all of them."""
+    """The samples of `numbers`, packed into rows of `size` tokens. `num_tokens`: of all of them; `longest`: of one."""
 
     def __init__(self, samples: Sequence[Sample], numbers: Sequence[int] | NDArray[np.int64], size: int):
         self.samples = SampleTable.of(samples)
         self.numbers = np.asarray(numbers, dtype=np.int64)
         self.size = size
         lengths = self.samples.lengths[self.numbers]
-        self.num_tokens = int(lengths.sum())
+        self.num_tokens, self.longest = int(lengths.sum()), int(lengths.max(initial=0))
         placed, self._begins = packed(lengths, size)
         self._placed = self.numbers[placed]
 

@@ -132,8 +132,10 @@ def evaluate_draft(
         cells, advised = beside_plain(cells, job)
         for cell in cells:
             if cell.draft in opened:
-                spec = opened[cell.draft].spec
-                warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
+                draft = opened[cell.draft]
+                origins = {fact.name: fact for fact in draft.provenance.facts}
+                seen = Evidence(cell=cell, settings=sweep.first, spec=draft.spec, origins=origins)
+                warned += findings(seen, "measurement")
             else:
                 warned += _of_a_server(cell, sweep.first, drafts)
         warned += advised

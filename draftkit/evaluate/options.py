@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import SettingError
 from draftkit.io.settings import Setting, setting, settings_of
+from draftkit.requests import tokens_of_text
 from draftkit.results.settings import Settings
 
 
@@ -37,7 +38,7 @@ def parse_floats(setting: str, text: str) -> tuple[float, ...]:
 def parse_contexts(text: str | None) -> tuple[int, ...]:
     """`1k,4k` → tokens, k for 1,024 of them; empty where nothing is given. Raises `SettingError` for anything else."""
     try:
-        sizes = [int(part[:-1]) * 1024 if part.endswith("k") else int(part) for part in (text or "").split(",") if part]
+        sizes = [tokens_of_text(part) for part in (text or "").split(",") if part]
     except ValueError:
         sizes = [0]
     if any(size < 1 for size in sizes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +59,14 @@ def facts_shown(facts: Sequence[FactOrigin]) -> Rows:
     """Facts as a table, the most doubtful first."""
     ordered = sorted(facts, key=lambda fact: fact.certainty)
     return Rows(("fact", "value", "origin", "note"), [(f.name, f.value, f.origin, f.note) for f in ordered])
+
+
+TRAINED_FACT = "trained_tokens"  # of the longest sample that a draft was trained on
+
+
+def trained_tokens(facts: Iterable[FactOrigin]) -> int | None:
+    """The tokens of the longest sample that a draft was trained on, None where nobody has said."""
+    return next((int(fact.value) for fact in facts if fact.name == TRAINED_FACT), None)
 
 
 @dataclass(frozen=True, kw_only=True)

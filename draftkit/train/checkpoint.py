@@ -22,7 +22,7 @@ from draftkit.io.handles import memory_handle
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.provenance import FactOrigin, Provenance
+from draftkit.layout.provenance import TRAINED_FACT, FactOrigin, Provenance
 from draftkit.layout.spec import HF_DTYPES, DraftSpec
 from draftkit.loading import OpenedTarget
 from draftkit.train.config import TrainConfig, read_config
@@ -38,16 +38,19 @@ def save_draft(
     files: tuple[Path, ...] = (),
     dtype: torch.dtype | None = None,
     speculative_tokens: int | None = None,
+    longest: int | None = None,
     force: bool = False,
 ) -> None:
     """Write a unified draft folder. `dtype`: what floating-point weights are cast to, None to keep theirs.
 
     `speculative_tokens`: the draft tokens a round that it was trained for, None where more may be asked of it.
+    `longest`: the tokens of the longest sample.
     `files`: the tokenizer of a causal language model. Raises `LayoutError` when the tensors do not fit the spec.
     """
     draft = draft_in_memory(
-        spec, tensors, target=target, out=out, files=files, dtype=dtype, speculative_tokens=speculative_tokens
-    )
+        spec, tensors, target=target, out=out, files=files, dtype=dtype,
+        speculative_tokens=speculative_tokens, longest=longest,
+    )  # fmt: skip
     write_draft(out, draft, force=force)
 
 
@@ -60,6 +63,7 @@ def draft_in_memory(
     files: tuple[Path, ...] = (),
     dtype: torch.dtype | None = None,
     speculative_tokens: int | None = None,
+    longest: int | None = None,
 ) -> Draft:
     """The draft that `save_draft` would write to `out`, as it would be read from there."""
     handles = {}
@@ -78,7 +82,7 @@ def draft_in_memory(
         files=(),
         target=public_name(target),
         target_revision=None,
-        facts=_facts(spec, speculative_tokens),
+        facts=_facts(spec, speculative_tokens, longest),
         dropped_config={},
         losses=(),
         draftkit_version=__version__,
@@ -86,11 +90,13 @@ def draft_in_memory(
     return Draft(out, spec, provenance, handles, files)
 
 
-def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin, ...]:
+def _facts(spec: DraftSpec, speculative_tokens: int | None, longest: int | None) -> tuple[FactOrigin, ...]:
     """The facts that the draft was trained with; the config of a causal language model has a file of its own."""
     facts = {name: (value, "as it was trained") for name, value in spec.facts().items() if name != "config"}
     if speculative_tokens is not None:
         facts[TOKENS_FACT] = (speculative_tokens, "the steps of its training")
+    if longest is not None:
+        facts[TRAINED_FACT] = (longest, "the longest sample of its training")
     return tuple(FactOrigin(name=n, value=str(v), origin="stated", note=note) for n, (v, note) in facts.items())
 
 

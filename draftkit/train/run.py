@@ -326,7 +326,7 @@ def _write_final(best: Path, config: TrainConfig, ready: ReadyRun) -> None:
     steps = getattr(recipe.options, "steps", None) if parallel else None  # a chain may be longer than in training
     save_draft(
         out / "draft", recipe.spec, tensors, target=config.target, files=ready.files, dtype=ready.dtype,
-        speculative_tokens=steps, force=True,
+        speculative_tokens=steps, longest=ready.training.longest, force=True,
     )  # fmt: skip
     _record(out / "draft", config, ready.inputs())
     copy_named(out / "draft" / CONFIG_FILE, out / "draft" / CONFIG_FILE)
@@ -335,7 +335,10 @@ def _write_final(best: Path, config: TrainConfig, ready: ReadyRun) -> None:
 
 
 def _save_checkpoint(out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, ready: ReadyRun) -> None:
-    save_draft(out, ready.recipe.spec, tensors, target=config.target, files=ready.files, force=True)
+    save_draft(
+        out, ready.recipe.spec, tensors, target=config.target, files=ready.files, longest=ready.training.longest,
+        force=True,
+    )  # fmt: skip
     if has_adapters(ready.recipe.draft):
         save_adapter(ready.recipe.draft, out / ADAPTER_FOLDER)
     _record(out, config, ready.inputs())

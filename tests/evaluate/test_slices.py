@@ -11,7 +11,11 @@ import pytest
 from conftest import Command
 from fixtures.servers.speaking import SpeakingServer, simulated
 from rich.console import Console
+from typer import BadParameter
 
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
+from draftkit.cli.options import length_of_text
 from draftkit.data.categories import language_of
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.cell import with_slices
@@ -21,6 +25,7 @@ from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.evaluate.speed import RoundTimes, speed_model
+from draftkit.layout.provenance import TRAINED_FACT, FactOrigin
 from draftkit.loading import open_target
 from draftkit.report.page.figures import all_figures
 from draftkit.report.page.page import page
@@ -338,3 +343,21 @@ def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: P
         assert {len(body["input_ids"]) for body in server.bodies} <= set(range(124, 133))
         messages = draftkit("eval", "--server", server.url, "--prompts", tmp_path / "prompts.jsonl", "--context", "9")
         assert "pass --target" in messages.err
+
+
+@pytest.mark.parametrize(("trained", "told"), [(600, True), (1000, False), (None, False)])
+def test_text_much_longer_than_a_draft_was_trained_on_is_told(trained: int | None, told: bool) -> None:
+    cell, _ = sliced_cell()
+    prompts = tuple(replace(one, prompt_tokens=1500 - one.tokens) for one in cell.by_prompt or ())
+    facts = [] if trained is None else [FactOrigin(name=TRAINED_FACT, value=str(trained), origin="stated", note="")]
+    seen = Evidence(cell=replace(cell, by_prompt=prompts), origins={fact.name: fact for fact in facts})
+    found = {finding.name: finding.message for finding in findings(seen, "measurement")}
+    assert ("beyond-training" in found) == told
+    assert not told or "grew to 1,500 tokens, and the draft was trained up to 600" in found["beyond-training"]
+
+
+@pytest.mark.parametrize("text", ["1", "k", "4kb", "-2k", ""])
+def test_a_length_of_samples_is_a_number_of_tokens(text: str) -> None:
+    assert length_of_text("32k") == 32768
+    with pytest.raises(BadParameter, match="as 4096 or 32k"):
+        length_of_text(text)

@@ -31,6 +31,7 @@ from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
+from draftkit.layout.provenance import trained_tokens
 from draftkit.layout.target import ADAPTER_PREFIX
 from draftkit.loading import load_drafter, load_model
 from draftkit.train import lora, setup
@@ -97,6 +98,7 @@ def test_checkpoints_are_drafts(whole: Path, target: Path) -> None:
     for folder in ("checkpoint-4", "checkpoint-8", "draft"):
         draft = read_draft(whole / folder)
         assert draft.spec.method == "eagle3"
+        assert (trained_tokens(draft.provenance.facts) or 0) > 2
         assert load_drafter(draft, model).aux_layers is not None
         assert (whole / folder / "train.yaml").is_file()
         assert json.loads((whole / folder / "versions.json").read_text())["torch"] == torch.__version__

@@ -6,7 +6,7 @@ What was run is in `benchmarks/vllm.md`.
 
 from __future__ import annotations
 
-from draftkit.engines.releases import Release, each, has, lacks, ran
+from draftkit.engines.releases import Entry, Release, each, has, lacks, ran
 from draftkit.engines.vllm.names import NAMES
 
 CONFIG = "config/speculative.py"
@@ -152,8 +152,7 @@ V0_32 = Release(
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
         "sink-tokens": lacks(CONFIG, no_code="sink_size"),
         "head-window": lacks(CONFIG, no_code="draft_window"),
-        "model-window": ran(),
-        "other-model-window": lacks(f"{MODELS}/qwen3.py", no_code="layer_types"),
+        "model-window": Entry(there=False, read_in=None),  # it was run, and the output was not the target's
         "added-target-features": lacks("v1/spec_decode/draft_model.py", "pass_hidden_states_to_model=False"),
     },
     verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]) | {"synthetic": SYNTHETIC},
@@ -211,7 +210,6 @@ V0_33 = Release(
     ),
     capabilities={
         **V0_32.capabilities,
-        "model-window": has(f"{MODELS}/llama.py", "layer_types[effective_layer_idx] == 'sliding_attention'"),
         "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
         "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
         "refined-vocabulary": lacks(

@@ -56,13 +56,9 @@ class CausalLMSpec(Architecture):
             lambda draft: draft.target_features is not None,
         ),
         Capability(
-            "model-window", "a draft model with a window of its own", "reads no window of a draft model",
+            "model-window", "a draft model with a window of its own",
+            "does not run a draft model with a window rightly",
             lambda draft: draft.sliding_window is not None,
-        ),
-        Capability(
-            "other-model-window", "a window in a draft model of another class than Llama's",
-            "reads a window of Llama's class alone",
-            lambda draft: draft.sliding_window is not None and not draft.states_window,
         ),
         SINK_TOKENS,
     )  # fmt: skip

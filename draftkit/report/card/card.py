@@ -23,6 +23,7 @@ from draftkit.io.finite import FLOATING
 from draftkit.io.jsonfile import read_object
 from draftkit.io.yaml_text import read_yaml_file
 from draftkit.layout.folder import Draft
+from draftkit.layout.provenance import trained_tokens
 from draftkit.report.card.markdown import (
     NumberedCell,
     acceptance_table,
@@ -307,6 +308,8 @@ def _limitations(given: CardInput) -> list[str]:
     if (limit := spec.architecture.max_positions) is not None:
         runner = f"vLLM's model runner {limit.runner}"
         found.append(f"It is made for {limit.tokens:,} tokens of prompt and answer; beyond, {runner} does not draft.")
+    if (longest := trained_tokens(draft.provenance.facts)) is not None:
+        found.append(f"Its longest sample in training had {longest:,} tokens; how it does beyond was not taught.")
     if rows := given.rows:
         temperatures = sorted({cell.temperature for _, cell in rows})
         datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)

@@ -27,7 +27,7 @@ from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt, to_dict
 from draftkit.layout.folder import Draft
-from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.quantization import name_of_format
 from draftkit.layout.stored_weights import stored_weights
 from draftkit.report.format import severity
@@ -131,6 +131,8 @@ def show_draft(console: Console, draft: Draft, *, verbose: bool = False) -> None
     title = f"unified draft of the method {draft.spec.method}"
     console.print(_verdict(str(draft.path), title, None, found, facts))
     console.print(f"converted from {draft.provenance.source} ({draft.provenance.format})")
+    if (longest := trained_tokens(facts)) is not None:
+        console.print(f"trained up to {longest:,} tokens")
     _show_quantized(console, draft)
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
