@@ -162,7 +162,8 @@ def test_stored_states(samples: Path, opened: Counter[str], tmp_path: Path) -> N
     with open_states_job(samples, tmp_path / "states", settings) as job:
         job.write()
     assert opened["locate zoo:target"] == 1
-    assert repeated(opened) == {}
+    again = repeated(opened)
+    assert [Path(name).name for name in again] == ["manifest.json"]  # which other workers may have written since
 
 
 def test_a_preflight(samples: Path, opened: Counter[str]) -> None:

@@ -103,7 +103,7 @@ def rope_of_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an indexer has chosen."""
     own = attention.Scoring
-    monkeypatch.setattr(attention, "Scoring", lambda *of: own(*of[:-1], None))
+    monkeypatch.setattr(attention, "Scoring", lambda *of: own(*of)._replace(chosen=None))
 
 
 def states_of_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

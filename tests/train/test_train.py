@@ -345,7 +345,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
         ({"seed": -1}, "seed: -1 is not a finite number at least 0 and below 4,294,967,296"),
         ({"seed": "2020-13-45"}, "not a configuration: month must be"),
         ({"seed": "2020-12-24"}, "not a configuration: a date"),
-        ({"report_to": "[foo]"}, r"report_to\[0\]: 'foo' is not one of"),
+        ({"report_to": "[foo]"}, "report_to foo\n  expected: .*mlflow"),
         ({"lora": "{r: 0}"}, "lora.r: 0"),
         ({"options": "{broken: ["}, "not a configuration"),
         ({"options": "&a [*a]"}, "not a configuration"),

@@ -27,9 +27,11 @@ def on_devices(settings: StatesSettings, workers: int) -> list[StatesSettings]:
 
     Raises `DraftkitError` for more workers than there are GPUs for.
     """
-    first = "cuda:0" if settings.vllm_python and settings.device is None else device_named(settings.device)
-    kind, _, index = str(first).partition(":")
-    if kind != "cuda" or workers == 1:
+    if workers == 1:
+        return [settings]
+    first = (settings.device or "cuda:0") if settings.vllm_python else device_named(settings.device)
+    kind, _, index = first.partition(":")
+    if kind != "cuda":
         return [settings] * workers
     begin, each = int(index or 0), settings.tensor_parallel if settings.vllm_python else 1
     if (there := torch.cuda.device_count()) and begin + workers * each > there:

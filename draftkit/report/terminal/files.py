@@ -66,7 +66,9 @@ def _certificates(path: Path) -> Written | None:
     return Written("certificates", _counted(len(found), "certificate"), tuple(lines), ("certify", "--help"))
 
 
-def _samples(path: Path) -> Written:
+def _samples(path: Path) -> Written | None:
+    if path.is_dir() and not (path / "dataset_info.json").exists():
+        return None  # without the imports that reading Arrow takes
     from draftkit.data.sample_files import open_samples, read_origin
 
     target, samples = read_origin(path).target, open_samples(path)
