@@ -4,7 +4,7 @@ A case runs `data regenerate`, `data states`, `train` or `adapt` in a process th
 it, or halfway), once or twice. Then nothing is replaced, or the target's weights, the draft, the rows or a setting are,
 and the same command runs again. What comes out must be, row for row and bit for bit, what a run makes that nothing
 disturbed, of the inputs as they are now; or it is refused, with all that was there kept, and goes on once the inputs
-are back. In some cases the first process is only halted: a second must be refused while it lives.
+are back. In some cases the first process is only halted: a second must be refused while it lives, or share its work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -103,7 +104,11 @@ class Attack:
         self.check(kind, folder, None)
 
     def halt(self, kind: str, folder: Path, rng: random.Random) -> None:
-        """Two processes at once: the first is halted at a write, the second comes, and then the first goes on."""
+        """Two processes at once: the first is halted at a write, the second comes, and then the first goes on. Where
+        states are stored, they share the work."""
+        if kind == "states":
+            self.share(folder, rng)
+            return
         child = attempt(kind, folder, rng.randint(1, self.writes(kind)), "halted")
         try:
             there = contents(folder / "out")
@@ -121,6 +126,17 @@ class Attack:
                 os.kill(child, signal.SIGCONT)
                 os.waitpid(child, 0)
         self.check(kind, folder, None)
+
+    def share(self, folder: Path, rng: random.Random) -> None:
+        """Two processes store states: the second waits for what the first, which is halted at a write, has claimed."""
+        first = attempt("states", folder, rng.randint(1, self.writes("states")), "halted")
+        second = attempt("states", folder, sys.maxsize, "before", waits=False)
+        time.sleep(0.3)
+        with suppress(ProcessLookupError, ChildProcessError):  # it is over, and was waited for
+            os.kill(first, signal.SIGCONT)
+            os.waitpid(first, 0)
+        os.waitpid(second, 0)
+        self.check("states", folder, None)
 
     def put(self, folder: Path, replaced: str | None) -> None:
         """The inputs, of which `replaced` is another."""
@@ -167,14 +183,16 @@ def resume(kind: str, folder: Path, replaced: str | None) -> str | None:
     return said if refused else None
 
 
-def attempt(kind: str, folder: Path, at: int, how: str) -> int:
-    """The command in a process of its own, which dies at a write, or is `halted` there; returns its id.
+def attempt(kind: str, folder: Path, at: int, how: str, *, waits: bool = True) -> int:
+    """The command in a process of its own, which dies at a write, or is `halted` there; returns its id, at once unless
+    it `waits` for that.
 
     One that comes to its end notes how often it wrote.
     """
     child = os.fork()
     if child:
-        os.waitpid(child, os.WUNTRACED)
+        if waits:
+            os.waitpid(child, os.WUNTRACED)
         return child
     try:
         done = Writes(at, how)

@@ -104,6 +104,10 @@ def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> 
 def test_trees_leave_the_output_as_it_is(saved: Saved, folder: Path) -> None:
     """And the tree with one child everywhere is the chain, round by round."""
     target, drafter = loaded(saved, folder)
+    if target.without_trees is not None:
+        with pytest.raises(DraftkitError, match="the target scores no tree"):
+            Engine(target, drafter, num_speculative_tokens=K, num_slots=2, tree=read_tree("eagle:depth=3"))
+        return
     requests = [Request(f"{n}", tuple(range(3 + n, 9 + 2 * n)), 8) for n in range(3)]
     chain = Engine(target, drafter, num_speculative_tokens=K, num_slots=2).generate(requests)
     for name in ("eagle:topk=1,depth=3,nodes=3", "eagle:topk=3,depth=3,nodes=9"):

@@ -352,3 +352,4 @@ def local_worker(
         yield worker
     finally:
         worker.stop()
+        settle_claims(folder)
