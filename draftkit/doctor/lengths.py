@@ -28,6 +28,7 @@ from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.replay import record, replay, seconds_of
 from draftkit.doctor.trial import Trial, with_facts
 from draftkit.layout.facts import fact_of, has
+from draftkit.layout.provenance import trained_tokens
 from draftkit.requests import Request
 from draftkit.results.cell import Interval
 from draftkit.results.statistics import expected_acceptance_length
@@ -109,8 +110,11 @@ def own_limit(patient: Patient, longest: int) -> Iterator[Trial]:
 
 
 def trained_length(patient: Patient, longest: int) -> int:
-    """The tokens up to which the draft is taken to be trained: its positions where it is served beyond them, else a
-    part of what it is served."""
+    """The tokens up to which the draft is taken to be trained: those that its training has noted, else its positions
+    where it is served beyond them, else a part of what it is served."""
+    noted = trained_tokens(patient.draft.provenance.facts)
+    if noted is not None:
+        return noted
     own = fact_of(patient.architecture, "max_position_embeddings")
     return own if isinstance(own, int) and own < longest else max(longest // UNKNOWN, 1)
 

@@ -20,6 +20,7 @@ from draftkit.doctor.replay import record, replay
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import load_prompt_set
 from draftkit.layout.facts import with_facts
+from draftkit.layout.provenance import TRAINED_FACT, FactOrigin
 from draftkit.loading import load_drafter, open_draft, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.cell import Interval
@@ -65,6 +66,10 @@ def test_changes_are_those_that_the_draft_has_a_use_for() -> None:
         assert tried["positions clipped at 160"] == {}
         assert json.loads(tried["YaRN × 4"]["rope_scaling"])["original_max_position_embeddings"] == 160
         assert not any("1,024" in change or "limit" in change for change in tried)
+        noted = FactOrigin(name=TRAINED_FACT, value="80", origin="stated", note="the longest sample of its training")
+        told = replace(of.draft.provenance, facts=(noted,))
+        of_short_samples = replace(of, draft=replace(of.draft, provenance=told))
+        assert "YaRN × 8" in {trial.change for _, trial in length_trials(of_short_samples, 640)}
         narrow = with_facts(of.architecture, sliding_window=128)
         narrowed = replace(of, draft=replace(of.draft, spec=replace(of.draft.spec, architecture=narrow)))
         windows = [trial.change for name, trial in length_trials(narrowed, 640) if name == "window"]
