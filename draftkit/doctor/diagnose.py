@@ -242,6 +242,20 @@ def _examine(
     trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
     found = _seen(patient, target)
     generations, tried = compare(patient, trials, on_progress)
+    lacking = {e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}}
+    diagnosis = _measured(patient, reading, found, generations, tried, settings)
+    return replace(diagnosis, not_applicable=lacking)
+
+
+def _measured(
+    patient: Patient,
+    reading: Reading | None,
+    found: Sequence[Finding],
+    generations: Sequence[Generation],
+    tried: tuple[Tried, ...],
+    settings: dict[str, object],
+) -> Diagnosis:
+    """What is known of a draft after the changes that were tried on it."""
     return Diagnosis(
         target=patient.target_source,
         draft=patient.source,
@@ -251,7 +265,7 @@ def _examine(
         findings=tuple(found),
         tensors=audit(patient, reading, found),
         tried=tried,
-        not_applicable={e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}},
+        not_applicable={},
         settings=settings,
     )
 
@@ -290,19 +304,7 @@ def _examine_lengths(
             hint="leave out --context: the other changes do not depend on the length",
         )
     generations, lengths, tried = compare_at_contexts(patient, trials, requests, on_plan, on_progress)
-    return Diagnosis(
-        target=patient.target_source,
-        draft=patient.source,
-        method=patient.draft.spec.method,
-        length=expected_acceptance_length(generations),
-        decay=classify(generations, max(r.drafted for g in generations for r in g.rounds)),
-        findings=tuple(found),
-        tensors=audit(patient, reading, found),
-        tried=tried,
-        not_applicable={},
-        settings=settings,
-        by_context=lengths,
-    )
+    return replace(_measured(patient, reading, found, generations, tried, settings), by_context=lengths)
 
 
 Use = Literal["once", "shared", "ignored"]

@@ -256,6 +256,20 @@ class Capability:
     layout: str | None = None
 
 
+def narrowing_window() -> Any:
+    """The fact of a draft whose layers are a transformers model's that they are given a window."""
+    return setting(
+        "The tokens that its layers attend to, a row's own among them, where they know no narrower window; none for "
+        "what they know.", None, later=True, unit="tokens",
+    )  # fmt: skip
+
+
+def narrowing_sinks() -> Any:
+    """The fact which goes with `narrowing_window`: the first tokens are seen besides."""
+    said = "The first tokens of a sequence to which such layers attend besides."
+    return setting(said, 0, later=True, unit="tokens")
+
+
 SINK_TOKENS = Capability(
     "sink-tokens", "first tokens besides a window", "shows its draft layers no first tokens besides a window",
     lambda draft: draft.sink_tokens > 0,

@@ -6,7 +6,7 @@ A run that cannot work is refused before anything is loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.errors import DraftkitError
@@ -30,6 +30,17 @@ Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
 POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedule ends with
+
+
+def window_setting() -> Any:
+    """The option of a recipe that gives its layers a window."""
+    return setting("The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens")
+
+
+def sinks_setting() -> Any:
+    """The option of a recipe that shows layers with a window the first tokens too."""
+    said = "The first tokens of a text to which layers with a window attend besides."
+    return setting(said, 0, unit="tokens", needs="options.sliding_window")
 
 
 @dataclass(frozen=True, kw_only=True)

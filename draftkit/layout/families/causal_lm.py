@@ -8,7 +8,15 @@ from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import SINK_TOKENS, Architecture, Capability, ParallelDrafting, check_window
+from draftkit.layout.architecture import (
+    SINK_TOKENS,
+    Architecture,
+    Capability,
+    ParallelDrafting,
+    check_window,
+    narrowing_sinks,
+    narrowing_window,
+)
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import PositionLimit, limit_of
 from draftkit.layout.schema import Shape, TensorSchema
@@ -69,13 +77,8 @@ class CausalLMSpec(Architecture):
     parallel: ParallelDrafting | None = field()
     target_features: TargetFeatures | None
     head_ids: tuple[int, ...] | None = setting("The tokens that it proposes, ascending; none for all.", None)
-    sliding_window: int | None = setting(
-        "The tokens that its layers attend to, a row's own among them, where they know no narrower window; none for "
-        "what they know.", None, later=True, unit="tokens"
-    )  # fmt: skip
-    sink_tokens: int = setting(
-        "The first tokens of a sequence to which such layers attend besides.", 0, later=True, unit="tokens"
-    )
+    sliding_window: int | None = narrowing_window()
+    sink_tokens: int = narrowing_sinks()
 
     def __post_init__(self) -> None:
         check_window(self.sliding_window, self.sink_tokens)

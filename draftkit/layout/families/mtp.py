@@ -8,7 +8,16 @@ from typing import ClassVar
 
 from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.settings import setting
-from draftkit.layout.architecture import MAX_REPEATS, SINK_TOKENS, Architecture, Capability, check_range, check_window
+from draftkit.layout.architecture import (
+    MAX_REPEATS,
+    SINK_TOKENS,
+    Architecture,
+    Capability,
+    check_range,
+    check_window,
+    narrowing_sinks,
+    narrowing_window,
+)
 from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
 from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
 from draftkit.layout.schema import Shape, TensorSchema
@@ -57,13 +66,8 @@ class MtpSpec(Architecture):
     feedback: Feedback = setting("Which state the next step reads: after the head's last norm or before.")
     zero_first_embedding: bool = setting("Whether the embedding beside the state of position 0 is zero.")
     modules: Modules = setting("The head of each draft step, of several: the next in turn, or always the first.")
-    sliding_window: int | None = setting(
-        "The tokens that its layers attend to, a row's own among them, where they know no narrower window; none for "
-        "what they know.", None, later=True, unit="tokens"
-    )  # fmt: skip
-    sink_tokens: int = setting(
-        "The first tokens of a sequence to which such layers attend besides.", 0, later=True, unit="tokens"
-    )
+    sliding_window: int | None = narrowing_window()
+    sink_tokens: int = narrowing_sinks()
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_modules")

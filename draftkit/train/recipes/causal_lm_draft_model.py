@@ -31,7 +31,17 @@ from draftkit.train.losses.teacher import OutputHead, require_plain_logits, targ
 from draftkit.train.losses.weights import Reduction
 from draftkit.train.on_policy import continued
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, RepeatsOrDefault, Share, Size, SizeOrNone, Weight
+from draftkit.train.settings import (
+    Index,
+    Positive,
+    RepeatsOrDefault,
+    Share,
+    Size,
+    SizeOrNone,
+    Weight,
+    sinks_setting,
+    window_setting,
+)
 
 
 def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
@@ -91,13 +101,8 @@ class DraftModelOptions:
     intermediate_size: SizeOrNone = setting("The width within the MLP; 0 for 8/3 of the width.", 0, unit="features")
     num_heads: RepeatsOrDefault = setting("The attention heads; 0 for heads of 64 features or a little more.", 0)
     num_key_value_heads: RepeatsOrDefault = setting("The heads of keys and values; 0 for as many as heads.", 0)
-    sliding_window: Size | None = setting(
-        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
-    )
-    sink_tokens: Index = setting(
-        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
-        needs="options.sliding_window",
-    )  # fmt: skip
+    sliding_window: Size | None = window_setting()
+    sink_tokens: Index = sinks_setting()
 
 
 class DraftModel(Recipe):

@@ -25,7 +25,7 @@ from draftkit.train.recipes.bases.chain import Step
 from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.bases.initialization import fresh_decoder
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, Repeats, Size, Weight
+from draftkit.train.settings import Index, Positive, Repeats, Size, Weight, sinks_setting, window_setting
 
 NOISE_LENGTH = 512  # tokens of the samples for which the published noise was chosen
 
@@ -49,13 +49,8 @@ class EagleOptions:
     temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
     num_layers: Repeats = setting("The layers of the draft.", 1)
     fusion_bias: bool = setting("Whether fc has a bias, which vLLM does not read.", False)
-    sliding_window: Size | None = setting(
-        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
-    )
-    sink_tokens: Index = setting(
-        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
-        needs="options.sliding_window",
-    )  # fmt: skip
+    sliding_window: Size | None = window_setting()
+    sink_tokens: Index = sinks_setting()
 
 
 HASS = EagleOptions(forwards=3, loss="0.1*soft_ce + top_k(10)")

@@ -17,7 +17,7 @@ from draftkit.train.losses.weights import Reduction
 from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.bases.initialization import check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, Repeats, Size
+from draftkit.train.settings import Index, Positive, Repeats, Size, sinks_setting, window_setting
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,8 @@ class Eagle3Options:
         "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
     )
     norm_output: bool = setting("Whether the next step gets the layer output after the final norm (EAGLE-3.1).", False)
-    sliding_window: Size | None = setting(
-        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
-    )
-    sink_tokens: Index = setting(
-        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
-        needs="options.sliding_window",
-    )  # fmt: skip
+    sliding_window: Size | None = window_setting()
+    sink_tokens: Index = sinks_setting()
 
 
 class Eagle3(EagleFamily):

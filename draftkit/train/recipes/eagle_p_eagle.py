@@ -39,7 +39,7 @@ from draftkit.train.recipes.bases.chain import ChainRows
 from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, Repeats, Share, Size
+from draftkit.train.settings import Index, Positive, Repeats, Share, Size, sinks_setting, window_setting
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,8 @@ class PEagleOptions:
     mask_token_id: Index | None = setting(
         "A token that no text contains; none for the last one that the target's tokenizer does not use.", None
     )
-    sliding_window: Size | None = setting(
-        "The tokens that the layers attend to, a row's own among them; none for all.", None, unit="tokens"
-    )
-    sink_tokens: Index = setting(
-        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
-        needs="options.sliding_window",
-    )  # fmt: skip
+    sliding_window: Size | None = window_setting()
+    sink_tokens: Index = sinks_setting()
 
 
 class PEagle(EagleFamily):

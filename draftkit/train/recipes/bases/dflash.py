@@ -34,7 +34,7 @@ from draftkit.train.losses.weights import Reach, marginal, reached
 from draftkit.train.parallel import SMALLEST_SUM, check_mask_token, default_mask_token
 from draftkit.train.recipes.bases.initialization import INITIAL_STD, begin_as_target, check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
-from draftkit.train.settings import Index, Positive, Repeats, Share, Size
+from draftkit.train.settings import Index, Positive, Repeats, Share, Size, sinks_setting
 
 ROWS_AT_ONCE = 2048  # how many rows of blocks a pass has that covers every anchor
 
@@ -79,10 +79,7 @@ class BlockOptions:
         "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "target"
     )
     sliding_window: Size | None = setting("The window of all layers but the last, none for none.", None, unit="tokens")
-    sink_tokens: Index = setting(
-        "The first tokens of a text to which layers with a window attend besides.", 0, unit="tokens",
-        needs="options.sliding_window",
-    )  # fmt: skip
+    sink_tokens: Index = sinks_setting()
     causal: bool | None = setting("Whether all layers are causal within the block; none: those with a window.", None)
 
 
