@@ -51,6 +51,10 @@ class TrainConfig:
         "The tokens that a new draft proposes among; 0 for the target's whole vocabulary.", 0, unit="tokens"
     )
     states: str = setting("A folder that `draftkit data states` wrote; empty to run the target in this process.", "")
+    verify_states: bool = setting(
+        "Whether stored states are held against the checksums that were taken when they were written.", False,
+        needs="states",
+    )  # fmt: skip
     stream: StreamSettings | None = None
     tokens_per_row: Size = setting("What a device computes on at once.", 2048, unit="tokens")
     device: str = setting("cpu, cuda or cuda:N; default: cuda where there is one.", "")

@@ -248,6 +248,7 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
         target=ready.opened.folder if is_first else None,
         aux_layers=ready.recipe.aux_layers,
         dtype=ready.target.dtype,
+        verify=config.verify_states and is_first,
     )
 
 

@@ -56,6 +56,13 @@ def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_pat
         torch.testing.assert_close(files[name].float(), weight.float(), rtol=1e-2, atol=1e-3)
     spec = read_draft(tmp_path / "files" / "draft").spec.architecture
     assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
+    shard = next(states.glob("states-*.safetensors"))
+    held = bytearray(shard.read_bytes())
+    held[-100] ^= 1
+    shard.write_bytes(held)
+    ran = draftkit(*train(target, data, tmp_path / "run", "--states", states, "--set", "verify_states=true"))
+    assert ran.code == 1
+    assert "is damaged" in ran.err
 
 
 @pytest.mark.long
