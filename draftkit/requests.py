@@ -20,11 +20,6 @@ Verification = Literal["rejection", "block", "coupled", "synthetic"]
 Turns = Literal["first", "all", "recorded"]  # of a prompt with several
 
 
-def tokens_of_text(text: str) -> int:
-    """`4096` or `32k` → the number of tokens, k for 1,024 of them. Raises `ValueError` for anything else."""
-    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
     """How the tokens of one request are drawn, in this order: temperature, min-p, top-k, top-p (as in vLLM).

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import tokens_of_text
+from draftkit.io.settings import tokens_of_text
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 PROMPTS, ENGINES, SPEED = "Prompts", "Engines", "What is told of it"

@@ -134,7 +134,8 @@ class EndpointResponder:
             self._endpoints.remove(endpoint)
             left = len(self._endpoints)
         endpoint.client.api.leave()  # what else is waited for there is asked elsewhere at once
-        _log.warning("%s is left out, %d of the servers are left: %s", endpoint.root, left, error)
+        why = str(error).partition("\n")[0]  # what to do next is for a run that ends by it
+        _log.warning("%s is left out, %d left of the servers: %s", endpoint.root, left, why)
 
     def _complete(self, client: CompletionsClient, prompt: RowPrompt) -> tuple[int, ...]:
         drawn = replace(self.sampling.parameters, seed=prompt.seed)

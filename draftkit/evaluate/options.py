@@ -8,8 +8,7 @@ from typing import ClassVar, Protocol
 
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import SettingError
-from draftkit.io.settings import Setting, setting, settings_of
-from draftkit.requests import tokens_of_text
+from draftkit.io.settings import Setting, setting, settings_of, tokens_of_text
 from draftkit.results.settings import Settings
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,6 +136,19 @@ def read_value(text: str, where: object = "the value") -> object:
     return read_yaml(text, where)
 
 
+def tokens_of_text(text: str) -> int:
+    """`4096` or `32k` → the number of tokens, k for 1,024 of them. Raises `ValueError` for anything else."""
+    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
+
+
+def in_tokens(one: Setting, value: object) -> object:
+    """The value of a setting, as a number where it is a text that counts tokens, such as `32k`."""
+    if one.unit == "tokens" and isinstance(value, str):
+        with suppress(ValueError):
+            return tokens_of_text(value)
+    return value
+
+
 def read_settings(known: Sequence[Setting], texts: Mapping[str, str]) -> dict[str, object]:
     """The values of settings, each of its type. Raises `DraftkitError` for an unknown name, `SettingError` for a value
     of another type."""
@@ -150,7 +164,7 @@ def read_settings(known: Sequence[Setting], texts: Mapping[str, str]) -> dict[st
 def _typed(one: Setting, text: str) -> object:
     if one.reads is not None:
         return one.reads(text)
-    value = text if without_none(one.kind) is str else read_value(text, f"--set {one.name}")
+    value = text if without_none(one.kind) is str else in_tokens(one, read_value(text, f"--set {one.name}"))
     if isinstance(value, str | int | float) and typing.get_origin(without_none(one.kind)) is tuple:
         value = [value]
     read, problems = read_as(one.kind, value, one.name)

@@ -117,7 +117,8 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> RunPlan:
             _stored_states(config, ready)
         elif config.stream is not None:
             check_target(ready.opened.config_folder)
-            stream_manifest(config, config.stream, ready.opened, ready.recipe.aux_layers, ready.samples)
+            if ready.arguments.process_index == 0:  # all samples are read for it
+                stream_manifest(config, config.stream, ready.opened, ready.recipe.aux_layers, ready.samples)
         online = not config.states and config.stream is None
         settings = read_training_config(ready.opened) if online else ready.opened.own_config(whole=False)
         whole = empty_model(settings, ready.dtype)

@@ -15,7 +15,7 @@ from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRow
 from draftkit.data.sample_files import samples_sha256
 from draftkit.data.samples import Sample
-from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
+from draftkit.data.states.shards import SAMPLED, Manifest, read_manifest, target_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
@@ -37,16 +37,20 @@ def open_stream(
     aux_layers: AuxLayers | None,
     samples: Sequence[Sample],
 ) -> Iterator[StreamedStates]:
-    """The states of `samples` from a worker, which the first process of the run keeps where it has been told how."""
-    manifest = stream_manifest(config, stream, target, aux_layers, samples)
+    """The states of `samples` from a worker, which the first process of the run keeps where it has been told how.
+
+    That process alone reads weights and samples to say whose states are wanted; the others read what it has said.
+    """
     folder = Path(stream.folder or Path(config.out) / "stream")
     rank = int(os.environ.get("RANK", "0"))
     worker = None
     with ExitStack() as stack:
         if rank == 0:
+            manifest = stream_manifest(config, stream, target, aux_layers, samples)
             stack.enter_context(sole_writer(folder, folder=True))
             begin_stream(folder, manifest)
-        PartialState().wait_for_everyone()  # before others write into the folder
+        PartialState().wait_for_everyone()  # before others read the folder, and write into it
+        manifest = read_manifest(folder)
         if rank == 0 and stream.python:
             worker = stack.enter_context(
                 local_worker(

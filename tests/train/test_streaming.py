@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -47,9 +47,10 @@ from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.loading import open_target
 from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.train import streaming
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import Trained, check_run, train_draft
-from draftkit.train.streaming import stream_manifest
+from draftkit.train.streaming import open_stream, stream_manifest
 
 FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"
 LAYERS = (1, 3, 5)
@@ -278,6 +279,27 @@ def test_the_draft_is_that_of_stored_states(
         trained = train_draft(config)
     assert trained.metrics["eval_acceptance_length"] == stored.metrics["eval_acceptance_length"]
     assert_same(stored.draft, trained.draft)
+
+
+def test_the_first_process_alone_reads_weights_and_samples(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others read in the folder whose states are wanted."""
+    config = streamed_config(target, data, tmp_path, "")
+    assert config.stream is not None
+    wanted = manifest_of(config)
+
+    def opened() -> AbstractContextManager[StreamedStates]:
+        assert config.stream is not None
+        return open_stream(config, config.stream, open_target(config.target), AuxLayers(LAYERS), SAMPLES)
+
+    monkeypatch.setenv("RANK", "0")
+    with opened():
+        monkeypatch.setenv("RANK", "1")
+        for digest in ("samples_sha256", "target_sha256"):
+            monkeypatch.setattr(streaming, digest, lambda *_: pytest.fail("read once more"))
+        with opened() as streamed:
+            assert streamed._manifest == wanted
 
 
 @pytest.mark.long

@@ -100,3 +100,17 @@ def test_a_draft_model_is_smaller_than_its_target() -> None:
         draft_model_spec(Origin(pico.llama()), DraftModelOptions(hidden_size=512))
     with pytest.raises(DraftkitError, match="expected: an even number"):
         draft_model_spec(Origin(pico.llama()), DraftModelOptions(hidden_size=32, num_heads=5))
+
+
+def test_tokens_are_counted_in_k_too(tmp_path: Path) -> None:
+    """As `--max-length` takes them; what counts something else, or nothing, is no number with a letter."""
+    said = [f"{name}={size}" for name, size in (("tokens_per_row", "32k"), ("options.sliding_window", "4k"))]
+    config = read_config(None, [*said, "draft_vocab_size=32768"], FLAGS | {"recipe": "dflash", "target": "8k"})
+    assert (config.tokens_per_row, config.draft_vocab_size, config.target) == (32768, 32768, "8k")
+    assert config.options["sliding_window"] == 4096
+    file = tmp_path / "run.yaml"
+    file.write_text("tokens_per_row: 16k\n")
+    assert read_config(file, [], FLAGS).tokens_per_row == 16384
+    for wrong in ("tokens_per_row=k", "tokens_per_row=1.5k", "tokens_per_row=-1k", "save_every=1k", "options=1k"):
+        with pytest.raises(DraftkitError, match=wrong.partition("=")[0]):
+            read_config(None, [wrong], FLAGS)
