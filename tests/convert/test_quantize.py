@@ -58,7 +58,8 @@ def test_what_is_read_is_what_fake_quantization_makes(draft: Draft, name: str) -
         if "weight_scale_2" in parts:  # a factor, where compressed-tensors has the inverse of one
             continue
         scale, whole = parts["weight_scale"].float(), parts.get("weight_global_scale")
-        assert torch.equal(read[weight.name], fake_quantize(plain[weight.name].float(), scale, None, args, whole))
+        expected = fake_quantize(plain[weight.name].float(), scale, None, args, global_scale=whole)
+        assert torch.equal(read[weight.name], expected)
     for n in plain.keys() - {weight.name for weight in weights.values()}:
         assert torch.equal(read[n], plain[n])
 
