@@ -1,11 +1,13 @@
 """Many processes do the work of one folder: each piece is claimed by one of them, until it is done or the process ends.
 
 A claim is a file in the folder `.claims`, which is made in one step and locked. The kernel lets go of the lock however
-its process ends, also for other machines that share the volume: what a dead one has claimed can be claimed anew.
+its process ends, also for other machines that share the volume: what a dead one has claimed can be claimed anew. On a
+file system without locks the owner of a claim renews it instead (`draftkit.io.leases`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -13,16 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftkit.io.atomic import CLAIMS, NO_LOCKS, locked
+from draftkit.io.leases import FilesOfFolder, Leases
 
 PAUSE = 0.02  # seconds between two attempts
 
 
 @contextmanager
-def claimed(folder: Path, name: str) -> Iterator[bool]:
+def claimed(folder: Path, name: str, *, lasting: bool = False) -> Iterator[bool]:
     """Whether this process may do a piece of work while the body runs; False where another does it, or did just now.
 
-    Whoever has claimed it looks first whether it is done. On a file system without locks it may always: `many_writers`
-    sees to it that there is one process.
+    Whoever has claimed it looks first whether it is done, unless it is done again and again (`lasting`).
     """
     path = folder / CLAIMS / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,8 +33,9 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        yield True
         path.unlink(missing_ok=True)
+        with _leases(path.parent).claimed(name, lasting=lasting) as mine:
+            yield mine
         return
     if lock is None:
         yield False
@@ -49,7 +52,7 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
 def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
     """Wait until no other process is in here with the same folder and name."""
     while True:
-        with claimed(folder, name) as mine:
+        with claimed(folder, name, lasting=True) as mine:
             if mine:
                 yield
                 return
@@ -58,8 +61,20 @@ def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
 
 def settle_claims(folder: Path) -> None:
     """Remove what processes have left that are gone."""
+    claims = folder / CLAIMS
     with suppress(OSError):
-        for path in (folder / CLAIMS).iterdir():
-            with claimed(folder, path.name):
-                pass
-        (folder / CLAIMS).rmdir()  # unless others are at work
+        for path in claims.iterdir():
+            try:
+                lock = locked(path)
+            except OSError:
+                _leases(claims).settle()
+                break
+            if lock is not None:
+                path.unlink(missing_ok=True)
+                os.close(lock)
+        claims.rmdir()  # unless others are at work
+
+
+@functools.cache
+def _leases(claims: Path) -> Leases:
+    return Leases(FilesOfFolder(claims))

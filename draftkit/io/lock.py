@@ -22,6 +22,11 @@ from draftkit.errors import DraftkitError, command
 from draftkit.io.atomic import LOCK_FILE, NO_LOCKS, disk_failures, locked
 
 PAUSE, PATIENCE = 0.02, 0.5  # seconds between two attempts at a lock that is to be shared, and of all attempts
+# What that means to a writer alone, and to one of many.
+UNLOCKED = (
+    "another process that writes it is not noticed",
+    "processes share the work by files that they renew, and what one has claimed that is killed is free after a minute",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +108,7 @@ def _take(path: Path, out: Path, shared: bool) -> _Lock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            _log.warning("%s: its file system has no locks: another process that writes it is not noticed", out)
+            _log.warning(f"%s: its file system has no locks: {UNLOCKED[shared]}", out)
             return _Lock(path, None, made)
         if lock.descriptor is not None:
             break

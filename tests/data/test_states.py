@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -43,6 +44,7 @@ from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.workers import on_devices
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.errors import DraftkitError
+from draftkit.io import leases
 from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.targets.states import FINAL, AuxLayers
@@ -274,12 +276,21 @@ def test_a_killed_run_goes_on(renames: int, stored: Path, data: Path, folder: Pa
         assert (out / "states-00000.safetensors").stat().st_mtime_ns == found["states-00000.safetensors"]
 
 
+def no_locks(descriptor: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locks", [True, False])
 def test_many_workers_write_each_shard_once_though_some_are_killed(
-    stored: Path, data: Path, folder: Path, tmp_path: Path
+    locks: bool, stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their claims return, and nobody computes what another has: every shard is computed once for each that was killed
-    while it was at it, and once more."""
+    while it was at it, and once more. Also on a file system that has no locks."""
     out, log = tmp_path / "out", tmp_path / "computed"
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+        monkeypatch.setattr(leases, "LEASE", 5.0)
 
     def work(kill_at: int | None) -> None:
         computed = 0

@@ -1,4 +1,4 @@
-"""Two nodes of one process each, over loopback, by the commands of the guide to several machines."""
+"""Nodes of torchrun over loopback, by the commands of the guide to several machines; and torchrun itself is stopped."""
 
 from __future__ import annotations
 
@@ -66,4 +66,32 @@ def test_two_nodes_are_stopped_and_go_on(tmp_path: Path) -> None:
     step = max(saved(tmp_path))
     again = nodes(tmp_path, step + 2, "--resume")
     assert [process.wait(timeout=300) for process in again] == [0, 0], said
+    assert max(saved(tmp_path)) == step + 2
+
+
+@pytest.mark.long
+def test_a_signal_to_torchrun_itself_saves_the_run(tmp_path: Path) -> None:
+    """As Slurm and Kubernetes send it: each process saves before it ends with 143, and the run goes on from there."""
+    pico.save_tokenizer(pico.save_llama(tmp_path / "target"))
+    write_samples(tmp_path / "data.jsonl", samples(16), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
+    rank = tmp_path / "rank.sh"  # torchrun does not tell how processes ended that it has stopped
+    rank.write_text(f'trap : TERM\n{sys.executable} -m draftkit train "$@"\necho $? >> {tmp_path}/code-$RANK\n')
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--no-python", "sh", rank)
+    where = ("--target", tmp_path / "target", "--data", tmp_path / "data.jsonl", "--out", tmp_path / "run")
+
+    def started(steps: int, *more: str) -> subprocess.Popen[bytes]:
+        words = [*launch, *where, *SETTINGS, "--set", f"optimization.max_steps={steps}", *more]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.Popen([sys.executable, *map(str, words)], env=environment)
+
+    torchrun = started(4000)
+    until = time.monotonic() + 300
+    while not saved(tmp_path) and time.monotonic() < until and torchrun.poll() is None:
+        time.sleep(0.2)
+    torchrun.send_signal(signal.SIGTERM)
+    torchrun.wait(timeout=300)
+    assert [(tmp_path / f"code-{rank}").read_text() for rank in (0, 1)] == ["143\n", "143\n"]
+    step = max(saved(tmp_path))
+    assert (tmp_path / f"run/checkpoint-{step}/trainer_state.json").exists()
+    assert started(step + 2, "--resume").wait(timeout=300) == 0
     assert max(saved(tmp_path)) == step + 2
