@@ -17,9 +17,9 @@ from draftkit.layout.families import families
 PACKAGE = Path(__file__).resolve().parents[1] / "draftkit"
 # From the ground up. A room may import from those before it.
 ROOMS = (
-    "errors", "finding", "version", "zoo", "io", "requests", "layout", "hub", "engines", "convert", "targets", "models",
-    "runtime", "loading", "results", "data", "checks", "evaluate", "doctor", "train", "prepare", "report", "publish",
-    "cli",
+    "errors", "finding", "version", "zoo", "io", "media", "requests", "layout", "hub", "engines", "convert", "targets",
+    "models", "runtime", "loading", "results", "data", "checks", "evaluate", "doctor", "train", "prepare", "report",
+    "publish", "cli",
 )  # fmt: skip
 FILES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
