@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.targets.adapter import TargetAdapter
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.device_map import spreads_targets
-from draftkit.targets.pretrained import read_config, read_model_config
+from draftkit.targets.pretrained import read_config, read_model_config, reading_images
 from draftkit.targets.target import Supported, end_token_ids, load_target, own_model, read_supported
 from draftkit.targets.tokens import TargetEmbeddings, load_embeddings
 from draftkit.version import __version__
@@ -47,12 +47,18 @@ class OpenedTarget:
     """A target that a user has named: located once, with its commit fixed; each part is read when it is first asked
     for, and kept. The parts raise `DraftkitError` where they cannot be had.
 
-    `name` is what the user calls it. `adapter`: one that is merged into its weights when they are loaded.
+    `name` is what the user calls it. `adapter`: one that is merged into its weights when they are loaded. `images`: it
+    is to read images, as `with_images` has it.
     """
 
     name: str
     located: Located
     adapter: TargetAdapter | None = None
+    images: bool = False
+
+    def with_images(self) -> OpenedTarget:
+        """The same target, to be loaded with what reads images."""
+        return self if self.images else replace(self, images=True)
 
     @property
     def config_folder(self) -> Path:
@@ -72,7 +78,8 @@ class OpenedTarget:
     @cached_property
     def _read(self) -> PretrainedConfig | UnsupportedTarget:
         try:
-            return read_config(self.config_folder)
+            config = read_config(self.config_folder)
+            return reading_images(config) if self.images else config
         except UnsupportedTarget as refusal:
             return refusal
 

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from draftkit.errors import SettingError, require_count, require_setting
 from draftkit.io.settings import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_TEMPERATURE = 1e-5
 EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
@@ -164,6 +167,7 @@ class Request:
     """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
 
     `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
+    `media`: what the target is given of a prompt with images besides its ids (`targets.media`).
     For servers alone: `messages`, role and text, instead of a prompt where there is no tokenizer here, with the chat
     template's `thinking`; `alternatives`, of how many of the likeliest tokens the log-probabilities are wanted.
     """
@@ -177,6 +181,7 @@ class Request:
     messages: tuple[tuple[str, str], ...] = ()
     thinking: bool | None = None
     alternatives: int = 0
+    media: Mapping[str, Tensor] | None = field(default=None, compare=False)
 
     @property
     def max_length(self) -> int:

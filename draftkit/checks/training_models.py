@@ -162,7 +162,7 @@ def _captured(model: PreTrainedModel, states: tuple[int, ...], tokens: Tensor) -
         length = tokens.shape[1]
         positions = torch.arange(length, device=tokens.device)[None]
         rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length, prompt=True)
-        logits, features = Target(model, AuxLayers(states)).forward(tokens, positions, rows)
+        logits, features, _ = Target(model, AuxLayers(states)).forward(tokens, positions, rows)
     else:
         tapped = TappedModel(model, AuxLayers(states))
         with torch.inference_mode(), tapped.captured() as found:

@@ -39,10 +39,11 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attend over the cached sequences, following the protocol of transformers' `AttentionInterface`.
 
-    `query` [B, N, T, D], `key` and `value` [B, G, T, D] of the new rows, rotated; `kv` is the keyword argument given
-    to the model call. `softcap` bounds scores (Gemma 2), `s_aux` [N] are sink logits (gpt-oss). `bidirectional` and
+    `query` [B, N, T, D], `key` and `value` [B, G, T, D] of the new rows, rotated; `kv` is the keyword argument given to
+    the model call. `softcap` bounds scores (Gemma 2), `s_aux` [N] are sink logits (gpt-oss). `bidirectional` and
     `anchored` are those of `Scoring` (block drafters), as are `sink_tokens`, and `indices` its `chosen`
-    (DeepSeek-V3.2). The mask comes from `kv`; flags in `rest` do not change scores. Returns [B, T, N, D].
+    (DeepSeek-V3.2). The mask comes from `kv`, but for that of a whole prompt with images, its `seen`; flags in `rest`
+    do not change scores. Returns [B, T, N, D].
 
     Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
@@ -51,7 +52,8 @@ def slot_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     chunk = chunk_of(module)
     window, sink_tokens = sight_of(module, Sight(sliding_window, sink_tokens))
-    scoring = Scoring(scale, window, softcap, s_aux, bidirectional, anchored, chunk, indices, sink_tokens)
+    seen = attention_mask if kv.whole else None
+    scoring = Scoring(scale, window, softcap, s_aux, bidirectional, anchored, chunk, indices, sink_tokens, seen)
     return attend_slots(module, query, key, value, kv, scoring), None
 
 

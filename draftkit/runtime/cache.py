@@ -108,7 +108,7 @@ class CacheRows:
 
     `windows` tells which layers have attended, each with its sliding window, None for full attention. `latents`: of
     layers that are about to attend, see `Latents`. `left_over`: slots and entries that no row may see, and that may
-    hold anything.
+    hold anything. `whole` as of `KeyValues`.
     """
 
     def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
@@ -116,6 +116,7 @@ class CacheRows:
         self.windows: dict[int, int | None] = {}
         # Weak, as a cycle would keep the cache of an engine that has made room anew until Python looks for cycles.
         self.latents = Latents(partial(CacheRows.store_index, proxy(self)))
+        self.whole = False
         self._cache = cache
         self._length = length
         self._left_over = left_over

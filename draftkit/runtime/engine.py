@@ -45,6 +45,7 @@ from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explaine
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
 from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.media import check_media
 from draftkit.targets.target import Target
 
 MAX_SPECULATIVE_TOKENS = 16
@@ -275,6 +276,8 @@ class Engine:
             raise DraftkitError(
                 f"request {request.id}: max_new_tokens is {request.max_new_tokens}", expected="1 or more"
             )
+        if request.media is not None:
+            check_media(self.target.model, request.media, request.id)
         self.target.positions.check(request.id, len(request.prompt), request.max_new_tokens)
 
     def _notifier(self, generations: list[Generation], on_round: OnRound | None, on_text: OnText | None) -> OnRound:
@@ -391,7 +394,7 @@ class Engine:
         for prompt, first in zip(prompts, firsts, strict=True):
             length, features = prompt.piece.end, prompt.features
             self._reach = max(self._reach, length)
-            self._state.admit(prompt.slot, length, first, None if features is None else features[-1])
+            self._state.admit(prompt.slot, length, first, None if features is None else features[-1], prompt.shift)
         known = torch.stack((firsts, has_finite_peak(logits)), dim=1).tolist()
         for prompt, (token, usable) in zip(prompts, known, strict=True):
             if not usable:

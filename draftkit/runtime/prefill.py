@@ -24,6 +24,7 @@ from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.records import Generation
 from draftkit.runtime.slot_rows import SlotRows
+from draftkit.targets.media import Media
 from draftkit.targets.target import Target, TargetOutput
 
 PREFILL_CHUNK = 2048  # rows of one forward, which bounds its activations
@@ -50,15 +51,20 @@ class _Waiting:
     def tokens(self) -> tuple[int, ...]:
         return self.generation.request.prompt
 
+    @property
+    def media(self) -> Media | None:
+        return self.generation.request.media
+
 
 class Prefilled(NamedTuple):
     """A piece of a prompt that is in the cache: the `logits` [V] after it, and the `features` [n, F] of its positions
-    and of those before that the drafter needs again."""
+    and of those before that the drafter needs again. `shift` as of `TargetOutput`."""
 
     generation: Generation
     piece: Piece
     logits: Tensor
     features: Tensor | None
+    shift: Tensor | None = None
 
     @property
     def slot(self) -> int:
@@ -108,7 +114,7 @@ class Prefill:
         for (waiting, piece), logits, own in zip(taken, output.logits[0], features, strict=True):
             if waiting.before is not None and own is not None:
                 own = torch.cat((waiting.before, own))
-            done.append(Prefilled(waiting.generation, piece, logits, own))
+            done.append(Prefilled(waiting.generation, piece, logits, own, output.shift))
             waiting.done = piece.end
             if own is not None:
                 waiting.before = own[len(own) - min(self._overlap, len(own)) :].clone()  # without the memory of all
@@ -116,17 +122,17 @@ class Prefill:
         return done
 
     def _take(self) -> list[tuple[_Waiting, Piece]]:
-        """The pieces of the next forward."""
+        """The pieces of the next forward. A prompt with images has one of its own, and is not cut."""
         taken: list[tuple[_Waiting, Piece]] = []
         room = self._chunk
         for waiting in self._waiting if self._target.joins_prompts else self._waiting[:1]:
             end = len(waiting.tokens)
-            if self._target.resumes:
-                end = min(end, waiting.done + room)
-            if room <= 0:
+            if room <= 0 or (taken and waiting.media is not None):
                 break
+            if self._target.resumes and waiting.media is None:
+                end = min(end, waiting.done + room)
             taken.append((waiting, Piece(waiting.slot, waiting.done, end)))
-            room -= end - waiting.done
+            room = 0 if waiting.media is not None else room - (end - waiting.done)
         return taken
 
     def _forward(self, taken: Sequence[tuple[_Waiting, Piece]]) -> TargetOutput:
@@ -146,7 +152,9 @@ class Prefill:
         else:
             kv = self._cache.rows(slots[0, :1], positions, taken[0][1].end, prompt=True)
         last = torch.tensor(last_rows).to(device)
-        return self._target.forward(tokens, positions, kv, last_only=True, last_rows=last, lengths=lengths)
+        media = taken[0][0].media
+        kv.whole = media is not None
+        return self._target.forward(tokens, positions, kv, last_only=True, last_rows=last, lengths=lengths, media=media)
 
 
 class PrefillForward(NamedTuple):
@@ -271,7 +279,7 @@ def _is_causal(scoring: Scoring, length: int) -> bool:
     """Whether rows at 0 … `length` − 1 see themselves and all before them, and nothing else changes their scores."""
     bounds = (bound for bound in (scoring.window, scoring.chunk) if bound is not None)
     plain = scoring.softcap is None and scoring.sinks is None and scoring.chosen is None
-    return plain and not scoring.bidirectional and all(bound >= length for bound in bounds)
+    return plain and not scoring.bidirectional and scoring.seen is None and all(bound >= length for bound in bounds)
 
 
 def _has_flash(query: Tensor) -> bool:

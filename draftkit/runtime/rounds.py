@@ -53,7 +53,8 @@ def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) 
 
 @dataclass
 class SlotState:
-    """`position` int64 [S+1] of each slot's anchor, and its committed tokens.
+    """`position` int64 [S+1] of each slot's anchor, how far its rotary position is from that, `shift` int64 [S+1], and
+    its committed tokens.
 
     `tokens` int64 [S+1, K+1], `counts` int64 [S+1] and `features` [S+1, K+1, F] are those of `Committed`; the anchor is
     the last token. The row beyond the slots, which index −1 selects, belongs to the rows of a batch without a sequence.
@@ -63,6 +64,7 @@ class SlotState:
     tokens: Tensor
     counts: Tensor
     features: Tensor
+    shift: Tensor
 
     @classmethod
     def empty(cls, num_slots: int, k: int, feature_size: int, device: torch.device, dtype: torch.dtype) -> SlotState:
@@ -72,11 +74,14 @@ class SlotState:
             tokens=zeros[:, None].repeat(1, k + 1),
             counts=zeros + 1,
             features=torch.zeros(num_slots + 1, k + 1, feature_size, device=device, dtype=dtype),
+            shift=torch.zeros_like(zeros),
         )
 
-    def admit(self, slot: int, length: int, first: Tensor, feature: Tensor | None) -> None:
-        """Start a sequence: a prompt of `length` tokens, the token after it and the feature [F] it was emitted from."""
+    def admit(self, slot: int, length: int, first: Tensor, feature: Tensor | None, shift: Tensor | None = None) -> None:
+        """Start a sequence: a prompt of `length` tokens, the token after it, the feature [F] it was emitted from, and
+        the `shift` of `TargetOutput`."""
         self.position[slot] = length
+        self.shift[slot] = 0 if shift is None else shift[0]
         self.tokens[slot, 0] = first
         self.counts[slot] = 1
         if feature is not None:
@@ -259,6 +264,10 @@ class Rounds:
         """The newest tokens of `slots`: int64 [B, 1]."""
         return self.state.tokens[slots].gather(1, self.state.counts[slots, None] - 1)
 
+    def turned(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """The rotary positions of `positions` int64 [B, T] of `slots`: after images, they are others."""
+        return positions + self.state.shift[slots, None] if self.target.shifts else positions
+
     def _confident(self, lengths: Tensor | None, confidences: Tensor | None) -> Tensor:
         """How many drafts int64 [B] come before the first that the draft has too little confidence in."""
         if confidences is None:
@@ -276,7 +285,8 @@ class Rounds:
         positions = state.position[slots, None] + torch.arange(k + 1, device=slots.device)
         rows = self.cache.rows(slots, positions, length)
         tokens = torch.cat((self.anchors(slots), drafts), dim=1)
-        output = self.target.forward(tokens, positions, rows, lengths=positions + 1)  # a rejected row leaves no trace
+        # A rejected row leaves no trace.
+        output = self.target.forward(tokens, self.turned(slots, positions), rows, lengths=positions + 1)
         if output.features is not None:
             state.features[slots, : k + 1] = output.features
         return output.logits

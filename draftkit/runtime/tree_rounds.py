@@ -78,7 +78,7 @@ class TreeRounds(Rounds):
         places = first + ancestors.sum(-1) - 1
         rows = self.cache.rows_of_tree(slots, Branches(first, places, ancestors), length)
         tokens = torch.cat((self.anchors(slots), tree.tokens), dim=1)
-        output = self.target.forward(tokens, places, rows, lengths=places + 1)
+        output = self.target.forward(tokens, self.turned(slots, places), rows, lengths=places + 1)
         self._features = output.features
         return output.logits
 

@@ -24,7 +24,8 @@ class KeyValues(Protocol):
 
     `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
     those of layers that cache latents, `states` those of recurrent modules. `mask` [B, 1, T, C] is what is added to the
-    scores of the rows' entries, for models that choose among them.
+    scores of the rows' entries, for models that choose among them. `whole`: the rows are all
+    those of one prompt with images, and a mask may say what they see of each other.
     """
 
     @property
@@ -39,12 +40,18 @@ class KeyValues(Protocol):
     @property
     def mask(self) -> Tensor: ...
 
+    @property
+    def whole(self) -> bool: ...
+
 
 class Masked(Protocol):
     """The part of `KeyValues` that `required` looks at."""
 
     @property
     def mask(self) -> Tensor: ...
+
+    @property
+    def whole(self) -> bool: ...
 
 
 Kept = TypeVar("Kept", bound=Masked)
@@ -143,7 +150,7 @@ def required(kv: Kept | None, module: nn.Module, mask: Tensor | None, rest: Mapp
     Raises `UnsupportedTarget` for a model that does not hand it down, or whose scores depend on further tensors.
     """
     unknown = [name for name, value in rest.items() if isinstance(value, Tensor) and name not in HANDED_DOWN]
-    if kv is not None and mask is not None and mask is not kv.mask:
+    if kv is not None and mask is not None and not kv.whole and mask is not kv.mask:
         unknown.append("attention_mask")
     if kv is not None and not unknown:
         return kv

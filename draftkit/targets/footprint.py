@@ -163,7 +163,9 @@ def _without_values(model: nn.Module) -> Iterator[None]:
 
 
 class Recorder:
-    """Counts what one row would store. `windows` as of `KeyValues`."""
+    """Counts what one row would store. `windows` and `whole` as of `KeyValues`."""
+
+    whole = False
 
     def __init__(self) -> None:
         self.cached = 0

@@ -63,18 +63,32 @@ def _without_windows(config: LlamaConfig) -> None:
         delattr(config, name)
 
 
+IMAGES = "_reads_images"  # the attribute of a configuration
+
+
+def reading_images(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the model with its vision tower, where transformers builds the language model alone too."""
+    config = deepcopy(config)
+    setattr(config, IMAGES, True)
+    return config
+
+
+def _is_causal(config: PretrainedConfig) -> bool:
+    """Whether its model is one of transformers' causal language models."""
+    whole = getattr(config, IMAGES, False) and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not whole
+
+
 def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers with the language model of `config` and its output layer; None where it has none."""
-    for known in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
-        if type(config) in known:
-            found: type[PreTrainedModel] = known[type(config)]
-            return found
-    return None
+    known = MODEL_FOR_CAUSAL_LM_MAPPING if _is_causal(config) else MODEL_FOR_MULTIMODAL_LM_MAPPING
+    found: type[PreTrainedModel] | None = known.get(type(config), None)
+    return found
 
 
 def auto_class(config: PretrainedConfig) -> Any:
     """The class of transformers that builds and loads models of the configuration."""
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+    return AutoModelForCausalLM if _is_causal(config) else AutoModelForMultimodalLM
 
 
 def read_model_config(folder: Path, config: PretrainedConfig | None = None, *, whole: bool = True) -> PretrainedConfig:

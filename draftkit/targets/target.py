@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ from draftkit.targets.attention import (
     leave_temperatures,
 )
 from draftkit.targets.footprint import Footprint, footprint
+from draftkit.targets.media import (
+    Media,
+    arguments,
+    explained_media,
+    prompt_masks,
+    rotary_positions,
+    turns_by_images,
+)
 from draftkit.targets.pretrained import load_pretrained, model_class, read_config, settle_quantization
 from draftkit.targets.recurrent import (
     NOTHING_KEPT,
@@ -46,10 +54,13 @@ ALONE = "indexed_attention"  # not beside layers with states, whose cache keeps 
 
 
 class TargetOutput(NamedTuple):
-    """`logits` [B, T, 1 or n, V]; `features` [B, T, F], or None when nothing is captured."""
+    """`logits` [B, T, 1 or n, V]; `features` [B, T, F], or None when nothing is captured. Of a prompt with images,
+    `shift` int64 [1]: how far the rotary positions of what follows are from the places in the sequence, None for not.
+    """
 
     logits: Tensor
     features: Tensor | None
+    shift: Tensor | None = None
 
 
 class Target(TappedModel):
@@ -60,6 +71,7 @@ class Target(TappedModel):
         check_class(type(model), model.config)
         super().__init__(model, aux_layers)
         self.positions = Positions.of(model.config)
+        self.shifts = turns_by_images(model)
         self._ropes = give_rows_their_rope(model)
         leave_temperatures(model)
         self._compresses = compresses(model)
@@ -114,28 +126,34 @@ class Target(TappedModel):
         last_rows: Tensor | None = None,
         embeddings: Tensor | None = None,
         lengths: Tensor | None = None,
+        media: Media | None = None,
     ) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
         `last_only` computes the logits of the last row alone; of several prompts one after the other, B = 1, those of
         their `last_rows` int64 [n]. `embeddings` [B, T, H] replace those of the tokens.
         `lengths` int64 [B, 1] or [B, T]: of the sequences as of each row, for rope that depends on it; None where each
-        ends with its last row.
+        ends with its last row. `media`: of a prompt with images, which is alone in its forward, and whole.
         Raises `TargetError` when the first forward shows that the model attends, or keeps its states, in a way that
-        draftkit does not know.
+        draftkit does not know, and for images that are not those of the tokens.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
         last = tokens.new_full((1,), tokens.shape[1] - 1) if last_only and last_rows is None else last_rows
-        with self.captured() as states, sequences_of(self._ropes, lengths):
+        given: dict[str, Any] = {"attention_mask": kv.mask} if self.chooses else {}
+        shift = None
+        if media is not None:
+            given |= arguments(self.model, media) | prompt_masks(self.model, tokens, media)
+            if self.shifts:
+                positions, shift = rotary_positions(self.model, tokens, media)
+        with self.captured() as states, sequences_of(self._ropes, lengths), explained_media(media):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
-                attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
                 use_cache=False,
                 logits_to_keep=0 if last is None else last,
                 kv=kv,
-                **{self._cache_argument: self._cache(kv)},
+                **{self._cache_argument: self._cache(kv)} | given,
             )
         if not self._attention_checked:
             check_attention(self.model, self.num_layers, kv.windows)
@@ -143,7 +161,7 @@ class Target(TappedModel):
         logits = output.logits
         if last is not None and logits.shape[1] != len(last):  # some models give those of all rows
             logits = logits.index_select(1, last.to(logits.device))
-        return TargetOutput(logits, self.features(states, tokens))
+        return TargetOutput(logits, self.features(states, tokens), shift)
 
     def _cache(self, kv: KeyValues) -> Latents | StateCache | None:
         """The object that the model is given in the place of transformers' cache."""

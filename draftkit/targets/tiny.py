@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.targets.pretrained import auto_class, of_language_model, trusts_remote_code
+from draftkit.targets.pretrained import IMAGES, auto_class, of_language_model, reading_images, trusts_remote_code
 
 VOCABULARY = 128
 TEXT = range(4, 96)  # tokens that stand for text; those of images and other special ones are above
@@ -128,7 +128,8 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
             values[name] = small
     if values.get("kv_lora_rank"):  # latent attention: each head has keys of its own
         values["num_key_value_heads"] = HEADS
-    return kind(**values | DETAILS.get(kind.model_type, {}))
+    tiny = kind(**values | DETAILS.get(kind.model_type, {}))
+    return reading_images(tiny) if getattr(config, IMAGES, False) else tiny
 
 
 def _stated(config: PretrainedConfig, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class Scoring(NamedTuple):
     weight and gives no value (gpt-oss). `bidirectional`: a row sees the later rows of its sequence too, those of this
     forward, as far ahead as its window goes back. `anchored`: the window of all rows is that of the sequence's first
     one, and bounds no later row. `chunk`: positions are cut into chunks of so many, and a row sees nothing before its
-    own (Llama 4). `chosen` int [B, T, …]: the entries that each row sees, of those that it would see.
+    own (Llama 4). `chosen` int [B, T, …]: the entries that each row sees, of those that it would see. `seen` bool
+    [B, 1, T, T]: of a whole prompt, the entries that each row sees, whatever else is said.
     """
 
     scaling: float
@@ -48,6 +49,7 @@ class Scoring(NamedTuple):
     chunk: int | None = None
     chosen: Tensor | None = None
     sink_tokens: int = 0
+    seen: Tensor | None = None
 
     @property
     def bounds(self) -> tuple[int | None, int | None, int]:
@@ -105,6 +107,9 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scorin
 
 
 def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring: Scoring) -> Tensor:
+    if scoring.seen is not None:
+        hidden = ~scoring.seen.repeat(1, 1, repeats, 1)
+        return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
     bias = rows.bias(
         length,
         scoring.window,
