@@ -6,7 +6,7 @@ N tokens of a row, F width of the captured features, H target width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +22,14 @@ from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.finite import HINT, first_non_finite
+from draftkit.targets.media import Media, arguments, explained_media
 from draftkit.targets.pretrained import load_modules, load_pretrained
 from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
 MASKED_TOKENS = 8192  # of a row; the mask of a longer one would take more than what it saves, [N, N]
+NO_MEDIA: Mapping[int, Media] = {}
 TRIED = 8  # tokens of a sample with which a model is tried
 BY_VLLM = (
     "vLLM computes its states for draftkit data states --vllm-python ENV/bin/python, "
@@ -103,26 +105,33 @@ class OnlineStates:
         self._packed = masks_keep_apart(model)
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, positions: Tensor, sample_ids: Tensor) -> States:
+    def states(
+        self, tokens: Tensor, positions: Tensor, sample_ids: Tensor, *, media: Mapping[int, Media] = NO_MEDIA
+    ) -> States:
         """The states of a row, whose arguments are int64 [1, N]: `sample_ids` 0, 0, 1, … in order, then −1 for padding,
-        whose states mean nothing.
+        whose states mean nothing. `media`: by the number of a sample with images in the row, what the target is given
+        of it besides its tokens; the model is then the one with its vision tower.
 
         Raises `TargetError` for states that are not finite.
         """
-        if not self._packed or tokens.shape[1] > MASKED_TOKENS:
-            return self._beside_each_other(tokens, sample_ids)
+        if media or not self._packed or tokens.shape[1] > MASKED_TOKENS:
+            return self._beside_each_other(tokens, sample_ids, media)
         mask = attention_masks(self._target.model.config, sample_ids, self._target.dtype)
         return self._forward(tokens, positions, position_ids=positions, attention_mask=mask)
 
-    def _beside_each_other(self, tokens: Tensor, sample_ids: Tensor) -> States:
-        """Batches of samples of similar lengths, padded at their ends, where nothing before sees it."""
+    def _beside_each_other(self, tokens: Tensor, sample_ids: Tensor, media: Mapping[int, Media]) -> States:
+        """Batches of samples of similar lengths, padded at their ends, where nothing before sees it; each sample with
+        images by itself."""
         lengths = sample_ids[sample_ids >= 0].bincount().tolist()
         samples = tokens[0, : sum(lengths)].split(lengths)
         features: list[Tensor] = [tokens.new_empty(0)] * len(lengths)
         last = list(features)
-        for numbers in similar(lengths):
+        text = [number for number in range(len(lengths)) if number not in media]
+        groups = [[text[place] for place in group] for group in similar([lengths[number] for number in text])]
+        for numbers in [*groups, *([number] for number in sorted(media))]:
             batch = pad_sequence([samples[number] for number in numbers], batch_first=True)
-            found = self._forward(batch, torch.arange(batch.shape[1], device=batch.device)[None])
+            at = torch.arange(batch.shape[1], device=batch.device)[None]
+            found = self._forward(batch, at, media=media.get(numbers[0]))
             for row, number in enumerate(numbers):
                 last[number] = found.last[row, : lengths[number]]
                 if found.features is not None:
@@ -134,15 +143,18 @@ class OnlineStates:
 
         return States(None if self._target.aux_layers is None else joined(features), joined(last))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, **arguments: object) -> States:
-        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `arguments`: what else it is told."""
+    def _forward(self, tokens: Tensor, positions: Tensor, media: Media | None = None, **told: object) -> States:
+        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `told`: what else it is."""
         target = self._target
+        model = target.decoder
+        if media is not None:
+            model, told = target.model.base_model, told | arguments(target.model, media)
 
         def run() -> Tensor:
-            last: Tensor = target.decoder(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
+            last: Tensor = model(input_ids=tokens, use_cache=False, **told).last_hidden_state
             return last
 
-        with target.captured() as found:
+        with target.captured() as found, explained_media(media):
             last = run()
         if not torch.isfinite(last).all():
             place = first_non_finite(target.decoder, run)
