@@ -8,11 +8,13 @@ Also for `extract_hidden_states`, whose engine writes a file of states for each 
 its files are.
 """
 
+import base64
 import fcntl
 import json
 import os
 import sys
 import time
+from io import BytesIO
 from threading import Event, Thread
 from typing import IO, Any, TypedDict
 
@@ -22,9 +24,13 @@ WRITTEN_SECONDS = 0.005
 Samples = list[tuple[str, int | None, float]]  # a counter's name, the draft position where it has one, its value
 
 
-class PromptTokens(TypedDict):
+class TokensAlone(TypedDict):
     tokens: list[int]
     sampling: dict[str, Any]  # arguments of SamplingParams
+
+
+class PromptTokens(TokensAlone, total=False):
+    images: list[str]  # files in base64, for each of which one token stands in the prompt
 
 
 class Output(TypedDict):
@@ -88,9 +94,18 @@ def build(arguments: dict[str, Any]) -> Any:
 def generate(llm: Any, prompts: list[PromptTokens]) -> list[Any]:
     from vllm import SamplingParams
 
-    tokens = [{"prompt_token_ids": prompt["tokens"]} for prompt in prompts]
+    asked = [{"prompt_token_ids": prompt["tokens"]} | media_of(prompt) for prompt in prompts]
     sampling = [SamplingParams(detokenize=False, **prompt["sampling"]) for prompt in prompts]
-    return llm.generate(tokens, sampling, use_tqdm=False)
+    return llm.generate(asked, sampling, use_tqdm=False)
+
+
+def media_of(prompt: PromptTokens) -> dict[str, Any]:
+    if not prompt.get("images"):
+        return {}
+    from PIL import Image
+
+    images = [Image.open(BytesIO(base64.b64decode(image))).convert("RGB") for image in prompt["images"]]
+    return {"multi_modal_data": {"image": images}}
 
 
 def read_samples(llm: Any) -> Samples:
