@@ -37,6 +37,7 @@ from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.pretrained import read_config, read_model_config, reading_images
 from draftkit.targets.target import Supported, end_token_ids, load_target, own_model, read_supported
 from draftkit.targets.tokens import TargetEmbeddings, load_embeddings
+from draftkit.targets.vision import Vision, load_vision, reads_images
 from draftkit.version import __version__
 
 OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target
@@ -144,6 +145,16 @@ class OpenedTarget:
                 where=self.config_folder,
                 hint="did you swap --target and --draft? --target is the model that the draft was made for",
             ) from None
+
+    @cached_property
+    def reads_images(self) -> bool:
+        """Whether the target comes with a processor of images."""
+        return reads_images(self.config_folder)
+
+    @cached_property
+    def vision(self) -> Vision:
+        """What reads images for the target. Raises `DraftkitError` as `load_vision`."""
+        return load_vision(self.config_folder, self.tokenizer)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:

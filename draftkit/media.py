@@ -103,8 +103,9 @@ def medium_of(part: Mapping[str, Any]) -> Medium | None:
 
 def openai_part(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part that names a medium, in the words of OpenAI's chat completions."""
-    if part["type"] in ("image_url", "input_audio") and isinstance(part[part["type"]], Mapping):
-        return {"type": part["type"], part["type"]: dict(part[part["type"]])}
+    kind = part["type"]
+    if kind in ("image_url", "input_audio") and isinstance(part[kind], Mapping):
+        return {"type": kind, kind: dict(part[kind])}
     found = medium_of(part)
     assert found is not None
     return {"type": "image_url", "image_url": {"url": found.place}}
@@ -129,27 +130,20 @@ def text_of(content: object) -> str:
 
 
 def _changed(
-    messages: Iterable[Mapping[str, Any]], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    messages: Iterable[Mapping[str, Any]], change: Callable[[Mapping[str, Any], Medium], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The messages, with each part that names a medium replaced by what `change` makes of it."""
-
-    def content(said: object) -> object:
-        if not isinstance(said, list | tuple):
-            return said
-        return [part if medium_of(part) is None else change(part) for part in said]
-
-    return [{**message, "content": content(message.get("content"))} for message in messages]
+    """The messages, with each part that names a medium replaced by what `change` makes of both."""
+    changed = [dict(message) for message in messages]
+    for message in changed:
+        if isinstance(message.get("content"), list | tuple):
+            media = [(part, medium_of(part)) for part in message["content"]]
+            message["content"] = [part if medium is None else change(part, medium) for part, medium in media]
+    return changed
 
 
 def for_templates(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as chat templates know them, where a part says no more than what kind of medium stands there."""
-
-    def change(part: Mapping[str, Any]) -> dict[str, Any]:
-        found = medium_of(part)
-        assert found is not None
-        return {"type": found.modality}
-
-    return _changed(messages, change)
+    return _changed(messages, lambda _, medium: {"type": medium.modality})
 
 
 @dataclass(frozen=True)
@@ -303,20 +297,18 @@ def for_servers(messages: Sequence[Mapping[str, Any]], folder: MediaFolder) -> l
     """Messages as servers of OpenAI's interface take them: images in files become data URIs, after they were checked;
     addresses and sounds are passed on. Raises as `MediaFolder.image`."""
 
-    def change(part: Mapping[str, Any]) -> dict[str, Any]:
-        found = medium_of(part)
-        assert found is not None
+    def change(part: Mapping[str, Any], medium: Medium) -> dict[str, Any]:
         said = openai_part(part)
-        if found.modality == "audio":
-            _embedded_sound(found)
-        elif not found.is_remote:
-            said["image_url"]["url"] = folder.image(found).data_uri
+        if medium.modality == "audio":
+            _check_sound(medium)
+        elif not medium.is_remote:
+            said["image_url"]["url"] = folder.image(medium).data_uri
         return said
 
     return _changed(messages, change)
 
 
-def _embedded_sound(sound: Medium) -> None:
+def _check_sound(sound: Medium) -> None:
     """Raise `RefusedMedia` for a sound that is too large, or no base64."""
     if len(sound.place) // 4 * 3 > MAX_BYTES:
         raise RefusedMedia(f"the sound has more than {MAX_BYTES >> 20} MB")

@@ -47,7 +47,8 @@ class DataSurvey:
     `ended`: samples with an end-of-turn label; `longest`: tokens of the longest. Tallies of samples: `empty` has no
     label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
     beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary,
-    `media` holds an image, audio or video as text.
+    `media` holds an image, audio or video as text, `unseen` has images that are not read as they were prepared.
+    `pictured`: samples with images; `images`: of all of these.
     `uses` int64 [V]: how often each id is a label.
     """
 
@@ -64,6 +65,9 @@ class DataSurvey:
     looping: Tally
     outside: Tally
     media: Tally
+    unseen: Tally
+    pictured: int
+    images: int
     uses: NDArray[np.int64]
 
 

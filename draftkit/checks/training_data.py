@@ -18,15 +18,17 @@ import torch
 
 from draftkit.checks.evidence import Data, DataSurvey, Evidence
 from draftkit.checks.registry import check, run_checks
-from draftkit.data.sample_files import read_origin, read_samples
+from draftkit.data.sample_files import media_folder, open_images, read_origin, read_samples
 from draftkit.data.samples import Sample, SamplesOrigin, Tally
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import FormatError, SourceError, UnsupportedTarget, command
 from draftkit.finding import Finding
 from draftkit.loading import OpenedTarget, open_draft, open_target
+from draftkit.media import MediaFolder, RefusedMedia
 from draftkit.results.statistics import is_looping, repetition
 from draftkit.targets.devices import device_named, dtype_named
+from draftkit.targets.vision import Placeholders
 
 # An image that was written into a text: its bytes, or Python's and JSON's words for a part of a message.
 IMAGE_AS_TEXT = re.compile(
@@ -34,13 +36,19 @@ IMAGE_AS_TEXT = re.compile(
 )
 
 
-def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
-    """Count over all samples. Raises `FormatError` when there are none."""
+def survey(
+    samples: Iterable[Sample],
+    origin: SamplesOrigin,
+    target: TargetTokenizer,
+    vocab_size: int,
+    pictures: Pictures | None = None,
+) -> DataSurvey:
+    """Count over all samples; `pictures` looks at their images. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
-    empty, unended, cut, doubled, looping, outside, media = (Tally() for _ in range(7))
+    empty, unended, cut, doubled, looping, outside, media, unseen = (Tally() for _ in range(8))
     uses = np.zeros(vocab_size, dtype=np.int64)
-    count = tokens = loss_tokens = longest = ended = 0
+    count = tokens = loss_tokens = longest = ended = pictured = images = 0
     first = None
     for sample in samples:
         first = first if first is not None else sample
@@ -66,6 +74,10 @@ def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetToken
             outside.add(sample.id, f"token {int(sample.tokens.max())}")
         elif IMAGE_AS_TEXT.search(target.tokenizer.decode(sample.tokens.tolist())):
             media.add(sample.id)
+        if sample.images:
+            pictured, images = pictured + 1, images + len(sample.images)
+            if pictures is not None and (problem := pictures.problem(sample)):
+                unseen.add(sample.id, problem)
     if first is None:
         raise FormatError("there are no samples", where=target.name, hint="prepare the data again")
     return DataSurvey(
@@ -82,8 +94,43 @@ def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetToken
         looping=looping,
         outside=outside,
         media=media,
+        unseen=unseen,
+        pictured=pictured,
+        images=images,
         uses=uses,
     )
+
+
+READ_SAMPLES = 20  # of those with images, whose tokens are counted by the target's processor again
+
+
+@dataclass
+class Pictures:
+    """Looks at the images of samples, whose files lie in `folder`, with the target's processor where it has one."""
+
+    target: OpenedTarget
+    folder: MediaFolder
+    read: int = 0
+
+    def problem(self, sample: Sample) -> str:
+        """Why a sample's images are not those that it was prepared with; empty where they are."""
+        if not self.target.reads_images:
+            return "the target reads text alone"
+        try:
+            images = open_images(sample, self.folder)
+            self.read += 1
+            if self.read > READ_SAMPLES:
+                return ""
+            vision = self.target.vision
+            same = vision.spans(sample.tokens.tolist(), vision.read(images)) == sample.media
+            return "" if same else OTHER_TOKENS
+        except RefusedMedia as error:
+            return str(error).partition("\n")[0].removeprefix(f"sample {sample.id}: ")
+        except Placeholders:
+            return OTHER_TOKENS
+
+
+OTHER_TOKENS = "other tokens stand for its images than the target's processor makes"
 
 
 @check
@@ -239,10 +286,27 @@ def media(data: Data) -> Iterator[Finding]:
             f"{data.share(found)} hold images, audio or video as text",
             data.place(found),
             "the target was never shown such text, and what it answers is not what it answers to the image",
-            "prepare the data again: draftkit data prepare leaves such rows out; images are not supported yet",
+            "prepare the data again, from rows that name their images in parts",
         )
     else:
         yield Finding("media", "ok", "no sample holds an image, audio or video as text")
+
+
+@check
+def images(data: Data) -> Iterator[Finding]:
+    """The images of samples are there, and the target reads them as the tokens that stand for them."""
+    survey = data.survey
+    if survey.unseen.count:
+        yield Finding(
+            "images",
+            "error",
+            f"{data.share(survey.unseen)} have images that the target does not read as they were prepared",
+            data.place(survey.unseen),
+            "their hidden states cannot be computed, or are those of other images",
+            "put the images back where they were or name their folder with --media-root, or prepare the data again",
+        )
+    elif survey.pictured:
+        yield Finding("images", "ok", f"{survey.images:,} images of {survey.pictured:,} samples are there, unchanged")
 
 
 @dataclass(frozen=True)
@@ -284,8 +348,10 @@ def check_data(
     row: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    media_root: Path | None = None,
 ) -> Checkup:
-    """Check a file of samples against its target, and a draft to be trained or adapted.
+    """Check a file of samples against its target, and a draft to be trained or adapted. `media_root`: where the images
+    lie, where that is not where they were when the data were prepared.
 
     `with_model` False leaves out what needs the target's weights, which run in transformers where draftkit's own
     runtime does not run them. `row` is the id of the sample to show; None shows the first. Raises `DraftkitError` for
@@ -294,7 +360,8 @@ def check_data(
     target = open_target(target)
     tokenizer, config = load_tokenizer(target), target.language_model
     origin = read_origin(path)
-    counted = survey(read_samples(path), origin, tokenizer, config.vocab_size)
+    pictures = Pictures(target, media_folder(path, media_root))
+    counted = survey(read_samples(path), origin, tokenizer, config.vocab_size, pictures)
     shown = counted.first if row is None else _find(path, row)
     place = device_named(device)
     known = Evidence(data=Data(path, origin, counted, tokenizer), target_config=config, draft_name=draft or "")
@@ -322,7 +389,10 @@ def _with_model(known: Evidence, target: OpenedTarget, device: str, dtype: torch
 def pieces(sample: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:
     """A sample as the target sees it: its text, special tokens included, in pieces that the loss mask holds or not."""
     edges = [0, *(edge for span in sample.spans for edge in span), len(sample)]
-    stretches = [sample.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
+    shown = np.ones(len(sample), dtype=np.bool_)
+    for image in sample.media:  # of an image, one token
+        shown[image.start + 1 : image.start + image.length] = False
+    stretches = [sample.tokens[begin:end][shown[begin:end]].tolist() for begin, end in pairwise(edges)]
     texts = [target.tokenizer.decode(tokens, skip_special_tokens=False) for tokens in stretches]
     return [(text, bool(index % 2)) for index, text in enumerate(texts) if text]
 

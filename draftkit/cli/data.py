@@ -18,9 +18,11 @@ from draftkit.cli.options import (
     EndpointOption,
     JsonOption,
     MaxLengthOption,
+    MediaRootOption,
     RevisionOption,
     RowLimitOption,
     RowsArgument,
+    SampleMediaRootOption,
     SamplesArgument,
     ServedModelOption,
     SplitOption,
@@ -80,6 +82,7 @@ def prepare(
     ] = False,
     system: SystemOption = None,
     template_options: TemplateOption = None,
+    media_root: MediaRootOption = None,
     strict: StrictOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -90,24 +93,31 @@ def prepare(
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.prepare import prepare, samples_of
-    from draftkit.data.rows import LeftOutRows, read_rows
+    from draftkit.data.rows import media_root_of, read_rows, rows_read_by
     from draftkit.data.samples import RowCounts
     from draftkit.data.tokenizer import load_tokenizer
+    from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report
 
     refuse_inputs(out, [source])
-    renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
-    left_out = LeftOutRows()
+    opened = open_target(target)
+    options = _parse_options(template_options)
+    renderer = Renderer(load_tokenizer(opened), options, system, load_vision=lambda: opened.vision)
+    left_out = rows_read_by(opened)
     with counted_progress("rows", limit) as on_rows:
-        rows = _counted(
-            read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out), on_rows
+        given = read_rows(
+            source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out, media_root=media_root
         )
+        rows = _counted(given, on_rows)
         if dry_run:
             report = RowCounts()
             for _ in samples_of(rows, renderer, report, max_length, drop_loops=drop_loops):
                 pass
         else:
-            report = prepare(rows, renderer, out, max_length=max_length, drop_loops=drop_loops, force=force)
+            root = media_root_of(source, media_root) if opened.reads_images else None
+            report = prepare(
+                rows, renderer, out, max_length=max_length, drop_loops=drop_loops, media_root=root, force=force
+            )
     result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)}
     result |= report.to_dict() | {"left_out": left_out.to_dict()}
     _say_left_out(left_out)
@@ -295,6 +305,7 @@ def check(
     skip_model: Annotated[
         bool, typer.Option("--skip-model", help="Leave out the checks that load the target's weights.")
     ] = False,
+    media_root: SampleMediaRootOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
@@ -307,7 +318,9 @@ def check(
     from draftkit.report.terminal.data import show_checkup
 
     dtype = settled_dtype(dtype, device)
-    checkup = check_data(samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
+    checkup = check_data(
+        samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype, media_root=media_root
+    )
     result = {"file": str(samples), "target": target, "draft": draft} | checkup.to_dict()
     print_json(result) if as_json else show_checkup(console(), result)
     if checkup.failed:

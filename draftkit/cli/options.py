@@ -354,6 +354,14 @@ RowsArgument = Annotated[
         "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is."
     ),
 ]
+MediaRootOption = Annotated[
+    Path | None,
+    typer.Option("--media-root", help="The folder below which the images of rows lie; default: that of their file."),
+]
+SampleMediaRootOption = Annotated[
+    Path | None,
+    typer.Option("--media-root", help="The folder of the samples' images; default: where they were."),
+]
 SplitOption = Annotated[str, typer.Option(help="The split of a Hub dataset.")]
 SubsetOption = Annotated[str | None, typer.Option(help="The configuration of a Hub dataset.")]
 RowLimitOption = Annotated[int | None, typer.Option(min=1, help="Take this many rows from the beginning.")]

@@ -1,16 +1,19 @@
 """Samples in Arrow: a file, or a folder that `datasets.load_from_disk` reads too, which is mapped into memory.
 
 Processes that read it share its pages, and nothing is parsed. Columns: `id` and `category`, texts; `tokens`, lists of
-int32; `supervised`, lists of int32, the spans of the loss mask as begin, end, begin, end, and so on. Where the tokens
+int32; `supervised`, lists of int32, the spans of the loss mask as begin, end, begin, end, and so on; `media` and
+`images`, lists of the spans that stand for images and of these, which files of earlier releases lack. Where the tokens
 come from is JSON in the metadata of the schema, and in a folder in the description of `dataset_info.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -19,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkit.data.columns import Columns, SampleTable
-from draftkit.data.samples import MAX_TOKEN, Sample, SamplesOrigin, header, origin_of
+from draftkit.data.samples import MAX_TOKEN, Sample, SamplesOrigin, header, origin_of, parse_media
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.atomic import atomic_file, atomic_folder
 from draftkit.io.jsonfile import read_object
+from draftkit.media import FiledMedium, MediaSpan
 from draftkit.version import with_extra
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ METADATA = b"draftkit"
 DATA_FILE = "data-00000-of-00001.arrow"  # as datasets names it
 INFO_FILE, STATE_FILE = "dataset_info.json", "state.json"
 AGAIN = "prepare the data again"
+LATER = ("media", "images")  # columns that files of earlier releases lack
 
 
 def write_arrow(out: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> int:
@@ -71,7 +76,11 @@ def _write(file: IO[bytes], samples: Iterable[Sample], origin: SamplesOrigin) ->
 def _schema() -> pa.Schema:
     pa = _pyarrow()
     numbers = pa.list_(pa.field("item", pa.int32()))
-    return pa.schema([("id", pa.string()), ("category", pa.string()), ("tokens", numbers), ("supervised", numbers)])
+    whole, text = pa.int32(), pa.string()
+    span = pa.struct([("start", whole), ("length", whole), ("modality", text), ("index", whole)])
+    image = pa.struct([("place", text), ("sha256", text)])
+    columns = [("id", text), ("category", text), ("tokens", numbers), ("supervised", numbers)]
+    return pa.schema([*columns, ("media", pa.list_(span)), ("images", pa.list_(image))])
 
 
 def _batch(samples: list[Sample], schema: pa.Schema) -> pa.RecordBatch:
@@ -84,6 +93,9 @@ def _batch(samples: list[Sample], schema: pa.Schema) -> pa.RecordBatch:
     edges = [np.array(sample.spans, dtype=np.int32).reshape(-1) for sample in samples]
     names, kinds = (pa.array([getattr(sample, name) for sample in samples]) for name in ("id", "category"))
     columns = [names, kinds, lists([sample.tokens for sample in samples]), lists(edges)]
+    for name in LATER:
+        rows = [[asdict(one) for one in getattr(sample, name)] for sample in samples]
+        columns.append(pa.array(rows, schema.field(name).type))
     return pa.record_batch(columns, schema=schema)
 
 
@@ -134,6 +146,9 @@ class ArrowSamples(SampleTable):
             sizes = np.stack((np.diff(batch.begins), np.diff(batch.edge_begins)))
             for values in (sizes.astype("<i4").T, batch.tokens, batch.edges):
                 digest.update(np.ascontiguousarray(values).data)
+        if any(batch.has_media for batch in self._batches):
+            for batch in self._batches:
+                digest.update(b"".join(json.dumps(stated).encode() for stated in batch.media()))
         return digest.hexdigest()
 
 
@@ -142,6 +157,7 @@ class _Batch:
     likewise."""
 
     def __init__(self, batch: pa.RecordBatch, path: Path):
+        self._path = path
         try:
             batch.validate()
         except _pyarrow().ArrowInvalid as error:
@@ -149,6 +165,8 @@ class _Batch:
         self.names, self.kinds = batch.column("id"), batch.column("category")
         self.tokens, self.begins = _lists(batch.column("tokens"))
         self.edges, self.edge_begins = _lists(batch.column("supervised"))
+        self._media = [batch.column(name) for name in LATER if name in batch.schema.names]
+        self.has_media = any(len(column.flatten()) for column in self._media)
         self._check(path)
 
     def _check(self, path: Path) -> None:
@@ -168,7 +186,23 @@ class _Batch:
         edges = self.edges[self.edge_begins[place] : self.edge_begins[place + 1]].reshape(-1, 2).tolist()
         if len(tokens) and tokens.min() < 0:
             raise FormatError(f"sample {self.names[place]} has a token id below 0", expected=f"0 to {MAX_TOKEN}")
-        return Sample.of(self.names[place].as_py(), tokens, map(tuple, edges), self.kinds[place].as_py())  # type: ignore[arg-type]
+        name, kind = self.names[place].as_py(), self.kinds[place].as_py()
+        return Sample.of(name, tokens, map(tuple, edges), kind, *self._media_of(place, len(tokens)))  # type: ignore[arg-type]
+
+    def _media_of(self, place: int, length: int) -> tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]]:
+        """The spans and images of a sample of that many tokens."""
+        if not self.has_media:
+            return (), ()
+        try:
+            return parse_media(_stated_media(column[place].as_py() for column in self._media), length)
+        except (TypeError, ValueError) as error:
+            raise _damaged(self._path, f"images of {self.names[place]}: {error}") from error
+
+    def media(self) -> Iterator[dict[str, object]]:
+        """What is stated of the images of each sample."""
+        if not self.has_media:
+            return itertools.repeat({"media": [], "images": []}, len(self.names))
+        return (_stated_media(column[place].as_py() for column in self._media) for place in range(len(self.names)))
 
     def columns(self) -> Columns:
         sizes = np.diff(self.begins)
@@ -177,6 +211,12 @@ class _Batch:
         np.add.at(toggled, self.edges[::2] + shifts[::2], 1)
         np.subtract.at(toggled, self.edges[1::2] + shifts[1::2], 1)
         return Columns(sizes.astype(np.int64), self.tokens, toggled[:-1].cumsum(dtype=np.int8).astype(np.bool_))
+
+
+def _stated_media(columns: Iterable[list[dict[str, object]]]) -> dict[str, object]:
+    """Spans and images of a sample as they stand in JSONL."""
+    media, images = columns
+    return {"media": [[*span.values()] for span in media], "images": images}
 
 
 def _lists(column: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -217,9 +257,9 @@ def _open(file: Path) -> pa.Table:
         table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(file, error) from error
-    wanted = _schema()
+    wanted = [field for field in _schema() if field.name not in LATER or field.name in table.column_names]
     lacking = [f.name for f in wanted if f.name not in table.column_names or table.schema.field(f.name).type != f.type]
-    if lacking or any(table.column(name).null_count for name in wanted.names):
+    if lacking or any(table.column(field.name).null_count for field in wanted):
         raise _damaged(file, f"columns {', '.join(lacking) or 'with nothing in them'}")
     return table
 

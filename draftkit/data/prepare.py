@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from draftkit.data.loss_mask import Renderer, Turn, merged
+from draftkit.data.loss_mask import Renderer, RowImages, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
+from draftkit.media import FiledMedium, MediaSpan, RefusedMedia
 from draftkit.results.statistics import is_looping, repetition
 from draftkit.targets.chat import TemplateRejection
+from draftkit.targets.vision import Placeholders
+
+# Why a row is left out for which one of these is raised.
+REFUSALS: dict[type[Exception], Reason] = {
+    TemplateRejection: Reason.REJECTED, RefusedMedia: Reason.BAD_IMAGE, Placeholders: Reason.UNPLACED,
+}  # fmt: skip
 
 
 def prepare(
@@ -22,16 +30,19 @@ def prepare(
     *,
     max_length: int | None = None,
     drop_loops: bool = False,
+    media_root: Path | None = None,
     force: bool = False,
 ) -> RowCounts:
     """Write the samples of all rows to a file, which appears complete or not at all; otherwise as `samples_of`.
 
-    Raises `FormatError` when no row makes a sample, `DraftkitError` while another process writes the file, and what
-    reading the rows and writing the file raise.
+    `media_root`: the folder below which the images of the rows lie, which is stated in the file. Raises `FormatError`
+    when no row makes a sample, `DraftkitError` while another process writes the file, and what reading the rows and
+    writing the file raise.
     """
     report = RowCounts()
     target = renderer.target
-    origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
+    root = None if media_root is None else os.path.relpath(media_root.resolve(), out.absolute().parent.resolve())
+    origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length, root)
     samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
     with sole_writer(out):
         write_samples(out, samples, origin, force=force)
@@ -65,12 +76,16 @@ def samples_of(
 
 def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int | None) -> Iterator[Sample]:
     try:
-        turns = _turns(row, renderer)
-    except TemplateRejection as rejection:
-        report.note(Reason.REJECTED, row.id, str(rejection))
+        images = _images(row, renderer)
+        turns = _turns(row, renderer, images)
+    except tuple(REFUSALS) as refusal:
+        report.note(REFUSALS[type(refusal)], row.id, str(refusal).partition("\n")[0])
         return
     if isinstance(row.content, Refused):
         report.note(Reason.REFUSED, row.id, row.content.reason)
+        return
+    if isinstance(row.content, Served) and row.content.sounds:
+        report.note(Reason.SOUND, row.id)
         return
     sequences = merged(turn for turn in turns if turn.spans)
     reasons = {reason for turn in turns for reason in turn.reasons}
@@ -79,7 +94,14 @@ def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int 
     if not sequences:
         reasons = reasons & {Reason.REWRITTEN} or {Reason.NO_SPAN}
     for number, sequence in enumerate(sequences, start=1):
-        sample = Sample.of(_id(row, number), sequence.tokens[:max_length], sequence.spans, row.category)
+        media, files = _media(row, renderer, images, sequence)
+        kept = [span for span in media if max_length is None or span.start < max_length]
+        if kept and max_length is not None and _cuts(media, max_length):
+            reasons.add(Reason.CUT_IMAGE)
+            continue
+        files = files[: len({span.index for span in kept})]
+        tokens = sequence.tokens[:max_length]
+        sample = Sample.of(_id(row, number), tokens, sequence.spans, row.category, tuple(kept), files)
         if len(sample) < len(sequence.tokens):
             reasons.add(Reason.TRUNCATED)
         if sample.loss_mask[1:].any():
@@ -90,14 +112,37 @@ def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int 
         report.note(reason, row.id)
 
 
+def _images(row: Row, renderer: Renderer) -> RowImages | None:
+    return renderer.images(row.content.messages, row.folder) if isinstance(row.content, Conversation) else None
+
+
+def _media(
+    row: Row, renderer: Renderer, images: RowImages | None, sequence: Turn
+) -> tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]]:
+    """The tokens of a sequence that stand for images, and these."""
+    if isinstance(row.content, Served) and row.content.media:
+        stated = dict(zip((tuple(tokens) for tokens, _ in row.content.sequences), row.content.media, strict=True))
+        return stated[tuple(sequence.tokens)]
+    if images is None:
+        return (), ()
+    spans = renderer.vision.spans(sequence.tokens, images.read.first(sequence.images))
+    return spans, images.files[: sequence.images]
+
+
+def _cuts(media: Iterable[MediaSpan], length: int) -> bool:
+    """Whether the first tokens have some of an image's and not all."""
+    inside = {span.index for span in media if span.start < length}
+    return any(span.start + span.length > length and span.index in inside for span in media)
+
+
 def _id(row: Row, number: int) -> str:
     return row.id if number == 1 else f"{row.id}#{number}"
 
 
-def _turns(row: Row, renderer: Renderer) -> list[Turn]:
+def _turns(row: Row, renderer: Renderer, images: RowImages | None) -> list[Turn]:
     match row.content:
         case Conversation(messages, tools):
-            return renderer.turns(messages, tools)
+            return renderer.turns(messages, tools, images)
         case Served() as served:
             _check_tokenizer(row, served, renderer)
             return [_served(tokens, spans, renderer) for tokens, spans in served.sequences]

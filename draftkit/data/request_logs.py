@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftkit.data.categories import category_of
-from draftkit.data.rows import LeftOutRows, Row, data_files, parse_row, read_file
+from draftkit.data.rows import LeftOutRows, Place, Row, data_files, media_root_of, read_file, read_row
 from draftkit.errors import FormatError, SourceError
 
 
@@ -26,31 +26,37 @@ class Logged(NamedTuple):
     own: bool
 
 
-def read_request_logs(source: Path, own: Container[str] = (), left_out: LeftOutRows | None = None) -> Iterator[Logged]:
+def read_request_logs(
+    source: Path,
+    own: Container[str] = (),
+    left_out: LeftOutRows | None = None,
+    media_root: Path | None = None,
+) -> Iterator[Logged]:
     """The requests of a file or folder of logs, each once; `own`: the model names whose answers are the target's own.
 
     A row's id tells its messages, so that a request is on the same side of any split wherever it occurs again; its
     category says language and tools. Completions are answered anew whoever wrote them, as their text does not say where
-    the answer begins. `left_out` as of `read_rows`. Raises `SourceError` and `FormatError`.
+    the answer begins. `left_out` and `media_root` as of `read_rows`. Raises `SourceError` and `FormatError`.
     """
-    read = parse_row if left_out is None else left_out.read
     if not source.exists():
         raise SourceError(f"there is no file or folder {source}", where=source)
-    seen = set()
-    for where, record, _ in itertools.chain.from_iterable(map(read_file, data_files(source))):
+    seen, root = set(), media_root_of(str(source), media_root)
+    for place in itertools.chain.from_iterable(map(read_file, data_files(source))):
+        where, record = place.where, place.record
         shaped, model, answer = _request(record, where)
         digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
         id = f"traffic-{digest.hexdigest()[:16]}"
         if id in seen:
             continue
         seen.add(id)
-        row = read(shaped, where)
+        row = read_row(Place(where, shaped, None, root), left_out)
         if row is None:
             continue
         row = replace(row, id=id, category=category_of(row))
         messages = shaped.get("messages")
         if isinstance(model, str) and model in own and answer is not None and isinstance(messages, list):
-            if (answered := read(as_row(record, where), where)) is not None:
+            answered = read_row(Place(where, as_row(record, where), None, root), left_out)
+            if answered is not None:
                 yield Logged(replace(row, content=answered.content), True)
         else:
             yield Logged(row, False)

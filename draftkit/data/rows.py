@@ -7,19 +7,21 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
-from draftkit.data.samples import Span, parse_tokens
+from draftkit.data.samples import Span, parse_media, parse_tokens
 from draftkit.errors import FormatError, SourceError
 from draftkit.hub.locate import keep_token
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt
+from draftkit.loading import OpenedTarget
+from draftkit.media import FiledMedium, MediaSpan, Modality, medium_of, openai_part
 from draftkit.version import with_extra
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
@@ -44,7 +46,17 @@ MEDIA_OF_PARTS = (
 )  # fmt: skip
 
 Message = Mapping[str, object]
-Place = tuple[str, dict[str, object], str | None]  # where a record lies, the record, the tokenizer of served ids
+TEXT_ALONE = "the text of messages alone is used here"
+
+
+class Place(NamedTuple):
+    """A `record` and `where` it lies; the digest of the `tokenizer` of served ids, and the `folder` below which those
+    files lie that it names."""
+
+    where: str
+    record: dict[str, object]
+    tokenizer: str | None = None
+    folder: Path | None = None
 
 
 _strict = ContextVar("strict", default=False)
@@ -52,7 +64,7 @@ _strict = ContextVar("strict", default=False)
 
 @contextmanager
 def strict_rows() -> Iterator[None]:
-    """While the body runs, no row is left out: one with parts that are not text is an error wherever it is read."""
+    """While the body runs, no row is left out: one with parts that are not used is an error wherever it is read."""
     token = _strict.set(True)
     try:
         yield
@@ -61,13 +73,12 @@ def strict_rows() -> Iterator[None]:
 
 
 class NotText(FormatError):
-    """A row with parts that are not text, as images; `kinds` names them."""
+    """A row with parts that are not used, as videos; `kinds` names them, `why` says what is."""
 
-    def __init__(self, kinds: Iterable[str], where: str):
+    def __init__(self, kinds: Iterable[str], where: str, why: str = TEXT_ALONE):
         self.kinds, self.where = tuple(dict.fromkeys(kinds)), where
         super().__init__(
-            f"the row has parts that are not text ({', '.join(self.kinds)}): images, audio and video are not "
-            "supported yet",
+            f"the row has parts that are not used ({', '.join(self.kinds)}): {why}",
             where=where,
             hint="remove the row; without --strict such rows are left out",
         )
@@ -75,17 +86,22 @@ class NotText(FormatError):
 
 @dataclass
 class LeftOutRows:
-    """Rows that were left out, as they have parts that are not text: how many, those of each kind, and the first."""
+    """Rows that were left out, as they have parts that are not used: how many, those of each kind, and the first.
+
+    `takes`: what is used besides text; `why`: a sentence about that.
+    """
 
     rows: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     first: str = ""
+    takes: frozenset[Modality] = frozenset()
+    why: str = TEXT_ALONE
 
-    def read(self, record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row | None:
+    def read(self, place: Place) -> Row | None:
         """A record as `parse_row` reads it; None for one that is left out. Raises like `parse_row` under
         `strict_rows`."""
         try:
-            return parse_row(record, where, tokenizer_sha256)
+            return parse_row(place.record, place.where, place.tokenizer, place.folder, takes=self.takes, why=self.why)
         except NotText as row:
             if _strict.get():
                 raise
@@ -101,15 +117,25 @@ class LeftOutRows:
     def __str__(self) -> str:
         rows = "1 row is" if self.rows == 1 else f"{self.rows:,} rows are"
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in self.kinds.most_common())
-        return (
-            f"{rows} left out, with parts that are not text ({kinds}; the first: {self.first}): images, audio and "
-            "video are not supported yet"
-        )
+        return f"{rows} left out, with parts that are not used ({kinds}; the first: {self.first}): {self.why}"
+
+
+def rows_read_by(target: OpenedTarget, *, served: bool = False) -> LeftOutRows:
+    """Counts rows with parts that a target is not given: in this process none but images, where it reads them; a server
+    is sent sounds too."""
+    images: frozenset[Modality] = frozenset({"image"}) if target.reads_images else frozenset()
+    if served:
+        what = "images and sounds" if images else "sounds"
+        return LeftOutRows(takes=images | {"audio"}, why=f"a server of the target is sent text, {what}")
+    if images:
+        return LeftOutRows(takes=images, why="the target is given text and images; sounds are only sent to servers")
+    return LeftOutRows(why="the target reads text alone")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as chat templates take them, contents as text, and the schemas of the tools the assistant may call."""
+    """Messages as chat templates take them, and the schemas of the tools the assistant may call. Contents are text, or
+    parts in OpenAI's words where some are images or sounds."""
 
     messages: tuple[Message, ...]
     tools: tuple[object, ...] | None = None
@@ -117,10 +143,15 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Served:
-    """What a target has read and written, as token ids, each sequence with the spans it wrote."""
+    """What a target has read and written, as token ids, each sequence with the spans it wrote.
+
+    `media`: of each sequence, the tokens that stand for images, and these. `sounds`: whether it has heard some.
+    """
 
     sequences: tuple[tuple[list[int], list[Span]], ...]
     tokenizer_sha256: str
+    media: tuple[tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]], ...] = ()
+    sounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,12 +163,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a conversation, plain text, or what `draftkit data regenerate` made of one. `where` names its place."""
+    """One row: a conversation, plain text, or what `draftkit data regenerate` made of one. `where` names its place,
+    `folder` where the files lie that it names."""
 
     id: str
     category: str
     where: str
     content: Conversation | Served | Refused | str
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def sha256(self) -> str:
@@ -154,12 +187,14 @@ def read_rows(
     revision: str | None = None,
     limit: int | None = None,
     left_out: LeftOutRows | None = None,
+    media_root: Path | None = None,
 ) -> Iterator[Row]:
     """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
     a Hub dataset; at most `limit`.
 
     `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. `left_out` counts rows with parts
-    that are not text, which are then passed over; without it such a row is an error. Ids are the rows' own where they
+    that it does not take, which are then passed over; without it any part that is no text is an error. `media_root` as
+    of `media_root_of`. Ids are the rows' own where they
     have some, else the name of the source and the row's number; repeated ones get a number. Raises `SourceError` for
     what cannot be reached, `FormatError` naming file and row for what cannot be understood, and where all are left out.
     """
@@ -170,7 +205,23 @@ def read_rows(
         raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
     else:
         places = _read_hub(source.removeprefix("hf://").removeprefix("datasets/"), split, subset, revision)
+    root = media_root_of(source, media_root)
+    places = (place._replace(folder=root) for place in places)
     return _distinct(itertools.islice(_parsed(places, left_out), limit))
+
+
+def media_root_of(source: str, named: Path | None = None) -> Path | None:
+    """The folder below which the files lie that rows name: the one that is `named`, else the source, or that of the
+    file; for regenerated rows, the one of the rows they were made from. None of a Hub dataset."""
+    path = Path(os.path.expanduser(source))
+    if named is not None or not path.exists():
+        return named
+    if path.is_dir():
+        return path
+    _, first = next(read_lines(path), (1, {})) if path.suffix == ".jsonl" else (1, {})
+    settings = first.get("settings") if first.get("format") == REGENERATED else None
+    stated = settings.get("media_root") if isinstance(settings, dict) else None
+    return path.parent / stated if isinstance(stated, str) else path.parent
 
 
 def most_rows(source: str, limit: int | None = None) -> int | None:
@@ -187,31 +238,55 @@ def most_rows(source: str, limit: int | None = None) -> int | None:
 
 
 def _parsed(places: Iterable[Place], left_out: LeftOutRows | None) -> Iterator[Row]:
-    taken, read = 0, parse_row if left_out is None else left_out.read
-    for where, record, tokenizer in places:
-        if (row := read(record, where, tokenizer)) is not None:
+    taken = 0
+    for place in places:
+        if (row := read_row(place, left_out)) is not None:
             taken += 1
             yield row
     if left_out is not None and left_out.rows and not taken:
         raise FormatError(f"no row can be used: {left_out}")
 
 
-def parse_row(record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row:
-    """The row of a record that lies at `where`, the text of parts joined as vLLM joins it, line by line.
+def read_row(place: Place, left_out: LeftOutRows | None) -> Row | None:
+    """The row of a place, or None for one that `left_out` counts. Raises as `parse_row`."""
+    if left_out is not None:
+        return left_out.read(place)
+    return parse_row(place.record, place.where, place.tokenizer, place.folder)
 
-    Raises `FormatError` naming the keys of one in no known shape, and `NotText`.
+
+def parse_row(
+    record: dict[str, object],
+    where: str,
+    tokenizer_sha256: str | None = None,
+    folder: Path | None = None,
+    *,
+    takes: Container[Modality] = (),
+    why: str = TEXT_ALONE,
+) -> Row:
+    """The row of a `Place`, the text of parts joined as vLLM joins it, line by line, where all of them are text.
+
+    `takes`: the modalities of which parts are kept. Raises `FormatError` naming the keys of one in no known shape, and
+    `NotText`, saying `why`, for one with parts of others.
     """
-    media: list[str] = []
+    media = _Media(takes)
     if tokenizer_sha256 is None:
         _check_text(record, where)
-        media += [name for name in MEDIA if _holds(record.get(name))]
+        media.refused += [name for name in MEDIA if _holds(record.get(name))]
     known = {key: value for key, value in record.items() if value is not None}  # tables fill their gaps with None
     content = _content(known, where, tokenizer_sha256, media)
-    if media:
-        raise NotText(media, where)
+    if media.refused:
+        raise NotText(media.refused, where, why)
     own = next((known[key] for key in ("id", "prompt_id", "question_id", "conversation_id") if key in known), None)
     own = PurePath(where).name if own is None else own
-    return Row(str(own), str(known.get("category", "all")), where, content)
+    return Row(str(own), str(known.get("category", "all")), where, content, folder)
+
+
+@dataclass
+class _Media:
+    """Which modalities are taken of a row, and the kinds of its parts that are not."""
+
+    takes: Container[Modality]
+    refused: list[str] = field(default_factory=list)
 
 
 def _check_text(record: dict[str, object], where: str) -> None:
@@ -235,9 +310,9 @@ def _holds(value: object) -> bool:
 
 
 def _content(
-    record: dict[str, object], where: str, tokenizer: str | None, media: list[str]
+    record: dict[str, object], where: str, tokenizer: str | None, media: _Media
 ) -> Conversation | Served | Refused | str:
-    """The content of a record; the kinds of its parts that are not text are appended to `media`."""
+    """The content of a record; the kinds of its parts that are not taken are appended to those of `media`."""
     if tokenizer is not None:
         return _served(record, where, tokenizer)
     prompt = next((record[key] for key in ("prompt", "data", "question") if key in record), None)  # `data` is PARD's
@@ -265,7 +340,7 @@ def _messages_of(value: object, role: str) -> list[object]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
-def _conversation(messages: object, record: dict[str, object], where: str, media: list[str]) -> Conversation:
+def _conversation(messages: object, record: dict[str, object], where: str, media: _Media) -> Conversation:
     assert isinstance(messages, list)
     tools = record.get("tools")
     if isinstance(tools, str):  # tables hold nested schemas as text
@@ -274,7 +349,7 @@ def _conversation(messages: object, record: dict[str, object], where: str, media
     return Conversation(parsed, tuple(tools) if isinstance(tools, list) and tools else None)
 
 
-def _message(message: object, where: str, media: list[str]) -> Message:
+def _message(message: object, where: str, media: _Media) -> Message:
     fields = dict(message) if isinstance(message, dict) else {}
     role = fields.pop("from", fields.get("role"))
     content = fields.pop("value", fields.get("content"))
@@ -284,22 +359,36 @@ def _message(message: object, where: str, media: list[str]) -> Message:
             where=where,
             expected='an object with "role" and "content", or "from" and "value"',
         )
-    media += [name for name in MEDIA if _holds(fields.get(name))]
+    media.refused += [name for name in MEDIA if _holds(fields.get(name))]
+    role = ROLES.get(role.lower(), role.lower())
     if isinstance(content, list):
-        parts = (_part(part, f"{where}, part {n}", media) for n, part in enumerate(content, start=1))
-        content = "\n".join(text for text in parts if text is not None)
-    return fields | {"role": ROLES.get(role.lower(), role.lower()), "content": content}
+        if role == "assistant":  # no target writes images
+            media = replace(media, takes=())
+        parts = [_part(part, f"{where}, part {n}", media) for n, part in enumerate(content, start=1)]
+        content = _joined([part for part in parts if part is not None])
+    return fields | {"role": role, "content": content}
 
 
-def _part(part: object, where: str, media: list[str]) -> str | None:
-    """The text of one part of a message; None for one that is not text, whose kind is appended to `media`."""
+def _joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The text of parts that are all text, or else the parts as such."""
+    if all(isinstance(part, str) for part in parts):
+        return "\n".join(map(str, parts))
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _part(part: object, where: str, media: _Media) -> str | dict[str, Any] | None:
+    """The text of one part of a message, or a part that names an image or a sound, where that is taken; None for any
+    other, whose kind is appended to those of `media`."""
     if isinstance(part, str):
         return part
     fields = part if isinstance(part, dict) else {}
     kind = fields.get("type") or "text"
     held = next((key for key in MEDIA_OF_PARTS if _holds(fields.get(key))), None)
     if isinstance(kind, str) and (kind not in TEXTS or held is not None):
-        media.append(held if kind in TEXTS and held is not None else kind)
+        found = medium_of(fields)
+        if found is not None and found.modality in media.takes:
+            return openai_part(fields)
+        media.refused.append(held if kind in TEXTS and held is not None else kind)
         return None
     text = fields.get(TEXTS[kind]) if isinstance(kind, str) else None
     if not isinstance(text, str):
@@ -318,11 +407,24 @@ def _served(record: dict[str, object], where: str, tokenizer: str) -> Served | R
     try:
         if not isinstance(sequences, list):
             raise TypeError("no sequences")
-        return Served(tuple(parse_tokens(sequence) for sequence in sequences), tokenizer)
+        parsed = tuple(parse_tokens(sequence) for sequence in sequences)
+        media = [_media_of(record, sequence) for sequence in sequences] if record.get("images") else []
+        return Served(parsed, tokenizer, tuple(media), record.get("sounds") is True)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
             f"not a regenerated row: {type(error).__name__} {error}", where=where, hint="regenerate this file again"
         ) from error
+
+
+def _media_of(
+    record: dict[str, object], sequence: dict[str, Any]
+) -> tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]]:
+    """The spans and images of a sequence, which has read the first ones of its row."""
+    images, media = record["images"], sequence.get("media") or []
+    if not isinstance(images, list):
+        raise TypeError("images are a list")
+    number = max((span[-1] for span in media), default=-1) + 1
+    return parse_media({"media": media, "images": images[:number]}, len(sequence["tokens"]))
 
 
 def _distinct(rows: Iterator[Row]) -> Iterator[Row]:
@@ -353,7 +455,7 @@ def read_file(path: Path) -> Iterator[Place]:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.suffix == ".txt":
-        return ((where, row, None) for where, row in _read_text(path))
+        return (Place(where, row) for where, row in _read_text(path))
     return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
 
 
@@ -378,7 +480,7 @@ def _read_jsonl(path: Path) -> Iterator[Place]:
             settings = record.get("settings")
             tokenizer = str(settings.get("tokenizer_sha256")) if isinstance(settings, dict) else ""
         elif number > 1 or record.get("format") != SYNTHESIZED:
-            yield where, record, tokenizer
+            yield Place(where, record, tokenizer)
 
 
 def _read_json(path: Path) -> Iterator[Place]:
@@ -393,7 +495,7 @@ def _read_json(path: Path) -> Iterator[Place]:
         where = f"{path}, row {number}"
         if not isinstance(record, dict):
             raise FormatError(f"the row holds {type(record).__name__}", where=where, expected="an object")
-        yield where, record, None
+        yield Place(where, record)
 
 
 def _read_parquet(path: Path) -> Iterator[Place]:
@@ -401,7 +503,7 @@ def _read_parquet(path: Path) -> Iterator[Place]:
     try:
         rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         for number, record in enumerate(undecoded(rows), start=1):
-            yield f"{path}, row {number}", dict(record), None
+            yield Place(f"{path}, row {number}", dict(record))
     except Exception as error:  # pyarrow and datasets raise many types for a file that is not readable parquet
         raise FormatError(f"{path.name} is not valid parquet: {_first_line(error)}", where=path) from error
 
@@ -413,7 +515,7 @@ def _read_hub(source: str, split: str, subset: str | None, revision: str | None)
     try:
         rows = load_dataset(repo, subset, split=split, revision=named or revision, streaming=True)
         for number, record in enumerate(undecoded(rows), start=1):
-            yield f"{repo}, {split} row {number}", dict(record), None
+            yield Place(f"{repo}, {split} row {number}", dict(record))
     except Exception as error:  # the network, the Hub, a table and a missing split raise many types
         raise SourceError(
             f"the dataset {source} cannot be read: {_first_line(error)}",

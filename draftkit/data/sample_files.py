@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from draftkit.data.arrow import SUFFIX, ArrowSamples, read_arrow_origin, write_arrow
 from draftkit.data.columns import ListedSamples, SampleTable
-from draftkit.data.samples import Sample, SamplesOrigin, header, origin_of, parse_tokens
+from draftkit.data.samples import Sample, SamplesOrigin, header, media_line, origin_of, parse_media, parse_tokens
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file
 from draftkit.io.digest import file_sha256
 from draftkit.io.jsonl import dump_line, read_lines
+from draftkit.media import ImageFile, MediaFolder, Medium, RefusedMedia
 
+ROOT_HINT = "--media-root names the folder of its images"
 MANY = 20_000  # samples from which on parsing JSONL takes long enough to say so
 
 
@@ -90,6 +92,38 @@ def read_training_samples(path: Path) -> SampleTable:
     return samples
 
 
+def media_folder(path: Path, media_root: Path | None = None) -> MediaFolder:
+    """Where the images of samples lie: below `media_root`, else where they were when the samples were prepared.
+
+    Raises as `read_origin`.
+    """
+    if media_root is None:
+        stated = read_origin(path).media_root
+        media_root = None if stated is None else path.absolute().parent / stated
+    return MediaFolder(media_root)
+
+
+def open_images(sample: Sample, folder: MediaFolder) -> list[ImageFile]:
+    """The images of a sample, as they were when it was prepared. Raises `RefusedMedia` for one that is gone, damaged or
+    another one now."""
+    opened = []
+    for image in sample.images:
+        try:
+            found = folder.image(Medium("image", image.place))
+        except RefusedMedia as error:
+            raise RefusedMedia(
+                f"sample {sample.id}: {error}", hint=f"prepare the data again, or {ROOT_HINT}"
+            ) from error
+        if found.sha256 != image.sha256:
+            raise RefusedMedia(
+                f"sample {sample.id}: {Medium('image', image.place).shown} is another image than when it was prepared",
+                expected=f"sha256 {image.sha256}",
+                hint="prepare the data again",
+            )
+        opened.append(found)
+    return opened
+
+
 def samples_sha256(path: Path) -> str:
     """The digest by which samples are known: of the bytes of a JSONL file, of what is in Arrow."""
     return ArrowSamples(path).sha256() if is_arrow(path) else file_sha256(path)
@@ -116,8 +150,9 @@ def _line(sample: Sample) -> dict[str, object]:
         "category": sample.category,
         "tokens": sample.tokens.tolist(),
         "supervised": sample.spans,
-    }
+    } | media_line(sample.media, sample.images)
 
 
 def _document(line: dict[str, object]) -> Sample:
-    return Sample.of(str(line["id"]), *parse_tokens(line), str(line["category"]))
+    tokens, spans = parse_tokens(line)
+    return Sample.of(str(line["id"]), tokens, spans, str(line["category"]), *parse_media(line, len(tokens)))

@@ -6,13 +6,15 @@ of the rows that they were made from: how many were used, and why others were no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from draftkit.errors import FormatError, command
 from draftkit.hub.local_paths import public_name
+from draftkit.media import FiledMedium, MediaSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = "draftkit-documents"
 MAX_TOKEN = 2**31 - 1
+DIGEST = re.compile("[0-9a-f]{64}")
 Span = tuple[int, int]  # [begin, end) of token indices
 
 
@@ -28,17 +31,26 @@ class Sample:
     """A sequence of T tokens that the target reads in one piece.
 
     `tokens` int32 [T]; `loss_mask` bool [T]: True where the target produced the token, which is the text of its turns
-    and their end-of-turn tokens. `id` is the row it was made from, with a suffix where a row made several.
+    and their end-of-turn tokens. `id` is the row it was made from, with a suffix where a row made several. `media`: the
+    tokens that stand for `images`, which the target reads with it, in the order of their spans.
     """
 
     id: str
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     category: str = "all"
+    media: tuple[MediaSpan, ...] = ()
+    images: tuple[FiledMedium, ...] = ()
 
     @classmethod
     def of(
-        cls, id: str, tokens: Sequence[int] | NDArray[np.int32], spans: Iterable[Span], category: str = "all"
+        cls,
+        id: str,
+        tokens: Sequence[int] | NDArray[np.int32],
+        spans: Iterable[Span],
+        category: str = "all",
+        media: tuple[MediaSpan, ...] = (),
+        images: tuple[FiledMedium, ...] = (),
     ) -> Sample:
         """A sample from token ids and the spans of its loss mask."""
         import numpy as np  # which rows of prompts do without
@@ -46,7 +58,7 @@ class Sample:
         loss_mask = np.zeros(len(tokens), dtype=np.bool_)
         for begin, end in spans:
             loss_mask[begin:end] = True
-        return cls(id, np.asarray(tokens, dtype=np.int32), loss_mask, category)
+        return cls(id, np.asarray(tokens, dtype=np.int32), loss_mask, category, media, images)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,17 +75,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class SamplesOrigin:
-    """Where the tokens of a file come from: the target, digests of its tokenizer and chat template, the length cut."""
+    """Where the tokens of a file come from: the target, digests of its tokenizer and chat template, the length cut, and
+    the folder of the images as it is reached from that of the file."""
 
     target: str
     tokenizer_sha256: str
     template_sha256: str | None = None
     max_length: int | None = None
+    media_root: str | None = None
 
 
 def header(origin: SamplesOrigin) -> dict[str, object]:
     """What stands before samples in a file."""
-    return {"format": FORMAT, "version": 1, "origin": asdict(origin) | {"target": public_name(origin.target)}}
+    stated = asdict(origin) | {"target": public_name(origin.target)}
+    if origin.media_root is None:
+        del stated["media_root"]
+    return {"format": FORMAT, "version": 1, "origin": stated}
 
 
 def origin_of(header: Mapping[str, object], where: str) -> SamplesOrigin:
@@ -105,6 +122,36 @@ def parse_tokens(line: dict[str, object]) -> tuple[list[int], list[Span]]:
     return tokens, [(begin, end) for begin, end in spans]
 
 
+def media_line(media: Sequence[MediaSpan], images: Sequence[FiledMedium]) -> dict[str, object]:
+    """What is stored of tokens that stand for images; nothing where there are none."""
+    if not images:
+        return {}
+    return {"media": [[*astuple(span)] for span in media], "images": [asdict(image) for image in images]}
+
+
+def parse_media(line: Mapping[str, object], length: int) -> tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]]:
+    """The opposite of `media_line`, for `length` tokens. Raises `KeyError`, `TypeError` or `ValueError` for anything
+    else."""
+    media, images = line.get("media") or [], line.get("images") or []
+    if not isinstance(media, list) or not isinstance(images, list):
+        raise TypeError("media and images are lists")
+    spans = tuple(MediaSpan(*span) for span in media)
+    places = tuple(FiledMedium(**image) for image in images)
+    if not all(isinstance(image.place, str) and DIGEST.fullmatch(str(image.sha256)) for image in places):
+        raise ValueError("an image has a place and a SHA-256")
+    end = 0
+    for span in spans:
+        whole = all(type(number) is int for number in (span.start, span.length, span.index))
+        if not whole or span.modality != "image" or not 0 <= span.index < len(places):
+            raise ValueError(f"{span} of {len(places)} images")
+        if not end <= span.start < span.start + span.length <= length:
+            raise ValueError(f"{span} of {length} tokens")
+        end = span.start + span.length
+    if {span.index for span in spans} != set(range(len(places))):
+        raise ValueError("every image has tokens that stand for it")
+    return spans, places
+
+
 def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
     """The spans of True in bool [T], ascending."""
     import numpy as np
@@ -129,6 +176,11 @@ class Reason(StrEnum):
     UNPROMPTED = "generation prompt not repeated"
     NO_END = "no end of turn"
     LOOPS = "repeats itself"
+    BAD_IMAGE = "image refused"
+    UNPLACED = "images not placed"
+    CUT_IMAGE = "image cut"
+    OTHER_IDS = "read as other tokens"
+    SOUND = "sound"
 
 
 CONSEQUENCES = {
@@ -142,6 +194,11 @@ CONSEQUENCES = {
     Reason.UNPROMPTED: "kept: what the target reads before its answer is not all in the rendered turn, as <think>",
     Reason.LOOPS: "left out: most of what it would teach is a repetition",
     Reason.NO_END: "kept, without a label that ends the turn",
+    Reason.BAD_IMAGE: "left out: an image of it is unreadable, too large or not below the folder of the data",
+    Reason.UNPLACED: "left out: the chat template does not place its images, or a text spells a placeholder",
+    Reason.CUT_IMAGE: "left out: the length limit would cut the tokens of an image",
+    Reason.OTHER_IDS: "left out: the server has read its prompt as other token ids than the target's processor makes",
+    Reason.SOUND: "left out: sounds are sent to servers, and no target in this process reads them",
 }
 
 

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 from draftkit import zoo
 from draftkit.data.categories import category_of
 from draftkit.data.request_logs import as_row
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, Message, read_file, strict_rows, undecoded
+from draftkit.data.rows import (
+    SHAPES,
+    SUFFIXES,
+    Conversation,
+    LeftOutRows,
+    Message,
+    Place,
+    read_file,
+    strict_rows,
+    undecoded,
+)
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import keep_token
 from draftkit.io.records import did_you_mean
@@ -218,7 +228,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
             hint="--dataset zoo uses the bundled ones",
         )
-    return ((where, row) for where, row, _ in read_file(path))
+    return ((place.where, place.record) for place in read_file(path))
 
 
 def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
@@ -257,7 +267,7 @@ def _prompts(
     """The prompts of a row: one, or one for each recorded answer; none of a row that is left out."""
     conversation = None
     if columns.prompt is None:
-        parsed = left_out.read(as_row(row, where), where)
+        parsed = left_out.read(Place(where, as_row(row, where)))
         if parsed is None:
             return ()
         conversation = parsed.content if isinstance(parsed.content, Conversation) else None

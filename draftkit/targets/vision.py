@@ -20,7 +20,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
-from draftkit.media import ImageFile, MediaSpan, for_templates, media_of, require_pillow
+from draftkit.media import ImageFile, MediaSpan, RefusedMedia, for_templates, media_of, require_pillow
 from draftkit.targets.chat import render, token_ids
 from draftkit.targets.pretrained import trusts_remote_code
 from draftkit.version import with_extra
@@ -78,8 +78,7 @@ class Vision:
         return frozenset(token for token in self.processor.image_token_ids if token is not None)
 
     def read(self, images: Sequence[ImageFile | Image]) -> ReadImages:
-        """What the processor makes of images. Raises `RefusedMedia` for a damaged one, `TargetError` where the
-        processor fails."""
+        """What the processor makes of images. Raises `RefusedMedia` for a damaged one, and where it fails."""
         if not images:
             return ReadImages((), (), {})
         pixels = [image.pixels() if isinstance(image, ImageFile) else image for image in images]
@@ -92,11 +91,9 @@ class Vision:
             )
             texts = tuple(one["replacement"] for one in made[OFFSETS][0])
         except Exception as error:  # of sizes, of missing settings, of older releases of transformers
-            raise TargetError(
-                f"the target's processor fails on {'an image' if len(pixels) == 1 else f'{len(pixels)} images'}: "
-                f"{(str(error) or type(error).__name__).splitlines()[0]}",
-                where=self.tokenizer.name_or_path,
-            ) from error
+            what = "the image" if len(pixels) == 1 else f"the {len(pixels)} images"
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise RefusedMedia(f"the target's processor fails on {what}: {said}") from error
         counts = tuple(sum(id in self.image_ids for id in self._ids(text)) for text in texts)
         inputs = {name: made[name] for name in made if name not in OF_TEXT}
         typed = getattr(self.processor, "return_mm_token_type_ids", False)
@@ -115,9 +112,15 @@ class Vision:
             )
         return "".join(piece + stands for piece, stands in zip(pieces, (*images.texts, ""), strict=True))
 
+    def ids(self, text: str, images: ReadImages) -> list[int]:
+        """The ids of a rendered conversation with its images. Raises `Placeholders`."""
+        ids = self._ids(self.expand(text, images))
+        self.spans(ids, images)
+        return ids
+
     def encode(self, text: str, images: ReadImages) -> MediaTokens:
         """The tokens of a rendered conversation with its images. Raises `Placeholders`."""
-        tokens = self._ids(self.expand(text, images))
+        tokens = self.ids(text, images)
         types = torch.tensor([[int(token in self.image_ids) for token in tokens]])
         typed = {} if images.types_name is None else {images.types_name: types}
         return MediaTokens(tuple(tokens), self.spans(tokens, images), {**images.inputs, **typed})

@@ -73,7 +73,7 @@ MEDIA = {
 @pytest.mark.parametrize("case", MEDIA)
 def test_what_is_not_text_is_named_by_its_kind(case: str) -> None:
     record, kinds = MEDIA[case]
-    with pytest.raises(NotText, match="images, audio and video are not supported yet") as caught:
+    with pytest.raises(NotText, match="the text of messages alone is used here") as caught:
         parse_row(record, "rows.jsonl, line 7")
     assert list(caught.value.kinds) == kinds
     assert "where: rows.jsonl, line 7" in str(caught.value)
@@ -105,7 +105,7 @@ WITH_IMAGES: tuple[dict[str, Any], ...] = (
     {"id": "both", "messages": [user([IMAGE]), {"role": "tool", "content": [{"type": "audio"}]}]},
     {"id": "plain", "messages": [user("Why?"), ANSWER]},
 )
-TOLD = "2 rows are left out, with parts that are not text (image_url in 2, audio in 1; the first: "
+TOLD = "2 rows are left out, with parts that are not used (image_url in 2, audio in 1; the first: "
 
 
 def test_rows_that_are_not_text_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -148,7 +148,8 @@ def test_commands_say_what_they_leave_out(command: str, draftkit: Command, tmp_p
         ran = draftkit(*asked, *more)
         said = json.loads(ran.out)
         assert (said["rows"], said["left_out"]["rows"]) == (2, 2)
-        assert ran.err == f"{TOLD}{path}, line 1): images, audio and video are not supported yet\n"
+        why = "the target reads text alone" if command == "prepare" else "the text of messages alone is used here"
+        assert ran.err == f"{TOLD}{path}, line 1): {why}\n"
     assert "image" not in out.read_text()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fixtures.checkpoints.processors import BEGIN, IMAGE, KINDS, picture, save_processor
 
-from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
+from draftkit.errors import DraftkitError, UnsupportedTarget
 from draftkit.media import ImageFile, RefusedMedia, for_templates, image_file
 from draftkit.targets.chat import load_tokenizer, render
 from draftkit.targets.vision import Placeholders, Vision, load_vision, reads_images
@@ -85,7 +85,7 @@ def test_a_text_that_spells_the_token_of_an_image(tmp_path: Path) -> None:
 
 def test_a_processor_that_fails_says_so(tmp_path: Path) -> None:
     vision = vision_of("qwen2_5_vl", tmp_path)
-    with pytest.raises(TargetError, match=r"the target's processor fails on an image: absolute aspect ratio"):
+    with pytest.raises(RefusedMedia, match=r"the target's processor fails on the image: absolute aspect ratio"):
         vision.read([image_file(picture(2100, 10))])
     whole = IMAGES[0]
     with pytest.raises(RefusedMedia, match="damaged"):
