@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
@@ -53,6 +55,8 @@ from draftkit.cli.output import (
 )
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
+from draftkit.io.cache import local_file
+from draftkit.io.store import Store, is_address, is_there, written
 from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
@@ -67,10 +71,9 @@ app = typer.Typer(help="Make and check training data.", no_args_is_help=True, ri
 
 @app.command(cls=PanelCommand)
 def prepare(
+    asked: typer.Context,
     source: RowsArgument,
-    out: Annotated[
-        Path, typer.Argument(help="What to write: data.jsonl, or data.arrow or a folder, for many samples.")
-    ],
+    out: Annotated[str, typer.Argument(help="What to write: data.jsonl, or data.arrow or a folder, for many samples.")],
     target: TargetOption,
     split: SplitOption = "train",
     subset: SubsetOption = None,
@@ -89,35 +92,44 @@ def prepare(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn conversations or text into tokens and a loss mask. The mask is of what the target has written."""
+    """Turn conversations or text into tokens and a loss mask. The mask is of what the target has written. Of samples
+    that are prepared already it makes the other form: Arrow of JSONL."""
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
-    from draftkit.data.prepare import prepare, samples_of
+    from draftkit.data.prepare import origin_of_rows, prepared_samples, root_from, samples_of, write
     from draftkit.data.rows import media_root_of, read_rows, rows_read_by
+    from draftkit.data.sample_files import media_folder, read_origin
     from draftkit.data.samples import RowCounts
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report
 
-    refuse_inputs(out, [source])
+    refuse_inputs(Path(out), [source])
+    if is_address(out) and not PurePath(out).suffix:
+        raise typer.BadParameter(f"{out} would be a folder: an address ends in .arrow or .jsonl.")
     opened = open_target(target)
     options = _parse_options(template_options)
     renderer = Renderer(load_tokenizer(opened), options, system, load_vision=lambda: opened.vision)
-    left_out = rows_read_by(opened)
+    left_out, report, made = rows_read_by(opened), RowCounts(), _prepared(source)
     with counted_progress("rows", limit) as on_rows:
-        given = read_rows(
-            source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out, media_root=media_root
-        )
-        rows = _counted(given, on_rows)
-        if dry_run:
-            report = RowCounts()
-            for _ in samples_of(rows, renderer, report, max_length, drop_loops=drop_loops):
-                pass
+        if made is not None:
+            _refuse_given(asked, OF_ROWS)
+            samples, origin = prepared_samples(made, renderer.target, report, limit), read_origin(made)
+            root = media_folder(made).folder
         else:
+            rows = read_rows(
+                source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out,
+                media_root=media_root,
+            )  # fmt: skip
+            samples = samples_of(_counted(rows, on_rows), renderer, report, max_length, drop_loops=drop_loops)
+            origin = origin_of_rows(renderer.target, max_length)
             root = media_root_of(source, media_root) if opened.reads_images else None
-            report = prepare(
-                rows, renderer, out, max_length=max_length, drop_loops=drop_loops, media_root=root, force=force
-            )
+        if dry_run:
+            deque(samples, maxlen=0)
+        else:
+            with written(out, force=force) as place:
+                stated = None if is_address(out) else root_from(place, root)
+                write(place, samples, replace(origin, media_root=stated), force=force)
     result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)}
     result |= report.to_dict() | {"left_out": left_out.to_dict()}
     _say_left_out(left_out)
@@ -132,7 +144,7 @@ def prepare(
 @app.command(cls=PanelCommand)
 def regenerate(
     source: RowsArgument,
-    out: Annotated[Path, typer.Argument(help="The file of responses; one that exists is continued.")],
+    out: Annotated[str, typer.Argument(help="The file of responses; one that exists is continued.")],
     target: TargetOption,
     temperature: Annotated[float, typer.Option(min=0, help="The one that the draft will serve at; 0 is greedy.")] = 0.0,
     top_k: TopKOption = 0,
@@ -198,7 +210,7 @@ def regenerate(
     left_out = LeftOutRows()
     rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out)
     file = ResponseFile(
-        out, settings.header(tokenizer, _weights(opened, endpoint, unread=dry_run and not out.exists()))
+        out, settings.header(tokenizer, _weights(opened, endpoint, unread=dry_run and not is_there(out)))
     )
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
@@ -226,7 +238,7 @@ def regenerate(
 def synthesize(
     target: TargetOption,
     count: Annotated[int, typer.Option(min=1, help="How many prompts the file is to have.")],
-    out: Annotated[Path, typer.Option(help="The file of prompts, as prompts.jsonl; one that exists is continued.")],
+    out: Annotated[str, typer.Option(help="The file of prompts, as prompts.jsonl; one that exists is continued.")],
     language: Annotated[
         list[str] | None, typer.Option(help="Keep prompts in this language, as en; repeatable; default: all.")
     ] = None,
@@ -437,6 +449,28 @@ def stream(
         rows_together=rows or ROWS_TOGETHER,
     )  # fmt: skip
     print(f"training is over: the states of {computed:,} rows were computed here", file=sys.stderr)
+
+
+OF_ROWS = ("split", "subset", "revision", "max_length", "drop_loops", "system", "template_options", "media_root")
+
+
+def _prepared(source: str) -> Path | None:
+    """The file of a source that holds samples already; None where it holds rows, or there is none."""
+    from draftkit.data.sample_files import are_samples
+
+    if is_address(source) and Store(source).size() is None:  # objects beneath it, which are rows
+        return None
+    path = local_file(source if is_address(source) else os.path.expanduser(source))
+    return path if path.exists() and are_samples(path) else None
+
+
+def _refuse_given(asked: typer.Context, names: Iterable[str]) -> None:
+    """Raise `typer.BadParameter` for an option that was given though the source holds samples."""
+    for name in names:
+        found = asked.get_parameter_source(name)
+        if found is not None and found.name != "DEFAULT":
+            option = {"template_options": "template-option"}.get(name, name.replace("_", "-"))
+            raise typer.BadParameter(f"--{option} is for rows: the source holds samples, which stay as they are.")
 
 
 def _responder(

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from draftkit.errors import DraftkitError
+from draftkit.io.cache import local_file
 from draftkit.io.settings import tokens_of_text
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
@@ -373,7 +374,7 @@ TemplateOption = Annotated[
 
 TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")]
 TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
-SamplesArgument = Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")]
+SamplesArgument = Annotated[Path, typer.Argument(parser=local_file, help="What `draftkit data prepare` has written.")]
 
 
 def length_of_text(text: str) -> int:

@@ -28,7 +28,7 @@ BAR_WIDTH = 14  # characters: what runs is named beside it, in 80
 def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
     """Raise `DraftkitError` when the file to write is one of those that are read."""
     for path in inputs:
-        if out.exists() and os.path.exists(path) and out.samefile(path):
+        if out == Path(path) or (out.exists() and os.path.exists(path) and out.samefile(path)):
             raise DraftkitError("the output is one of the inputs", where=out, hint="choose another file")
 
 

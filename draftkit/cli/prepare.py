@@ -12,6 +12,7 @@ from draftkit.cli.options import JsonOption, ReplaceFolderOption, SourceArgument
 from draftkit.cli.output import console, print_json, quiet_transformers, say_next
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
+from draftkit.io.cache import local_file
 
 app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -112,7 +113,14 @@ def candidates(
 @app.command(cls=PanelCommand)
 def prune_vocab(
     draft: SourceArgument,
-    data: Annotated[Path, typer.Option(help="Samples that `draftkit data prepare` wrote: what the target says.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            parser=local_file,
+            metavar="SAMPLES",
+            help="Samples that `draftkit data prepare` wrote: what the target says.",
+        ),
+    ],
     size: Annotated[int | None, typer.Option(min=1, help="Tokens that the draft shall propose, as 32000.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     target: Annotated[

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from draftkit.data.loss_mask import Renderer, RowImages, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.sample_files import write_samples
+from draftkit.data.sample_files import read_origin, read_samples, write_samples
 from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span
+from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
 from draftkit.media import FiledMedium, MediaSpan, RefusedMedia
@@ -40,13 +43,44 @@ def prepare(
     writing the file raise.
     """
     report = RowCounts()
-    target = renderer.target
-    root = None if media_root is None else os.path.relpath(media_root.resolve(), out.absolute().parent.resolve())
-    origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length, root)
     samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
+    origin = origin_of_rows(renderer.target, max_length)
+    write(out, samples, replace(origin, media_root=root_from(out, media_root)), force=force)
+    return report
+
+
+def write(out: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> None:
+    """Write samples, as `write_samples`, while no other process writes the same."""
     with sole_writer(out):
         write_samples(out, samples, origin, force=force)
-    return report
+
+
+def origin_of_rows(target: TargetTokenizer, max_length: int | None) -> SamplesOrigin:
+    """What is said of samples that are made of rows."""
+    return SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
+
+
+def root_from(out: Path, media_root: Path | None) -> str | None:
+    """The folder of images as samples in `out` state it; None where there is none."""
+    return None if media_root is None else os.path.relpath(media_root.resolve(), out.absolute().parent.resolve())
+
+
+def prepared_samples(source: Path, target: TargetTokenizer, report: RowCounts, limit: int | None) -> Iterator[Sample]:
+    """The samples of a file as they are, the first `limit` of them, counted in `report`.
+
+    Raises `FormatError` for those of another tokenizer than the target's.
+    """
+    origin = read_origin(source)
+    if origin.tokenizer_sha256 != target.sha256:
+        raise FormatError(
+            f"the samples were made with another tokenizer than that of {target.name}",
+            where=source,
+            expected=f"the target that they were prepared for: {origin.target}",
+        )
+    for sample in itertools.islice(read_samples(source), limit):
+        report.rows += 1
+        report.add(sample)
+        yield sample
 
 
 def samples_of(

@@ -22,7 +22,6 @@ from draftkit.hub.local_paths import public_name
 from draftkit.requests import SamplingParameters
 from draftkit.targets.chat import TemplateRejection
 
-WRITE_SECONDS = 1.0  # between two times that answers are written: each waits for the disk
 IN_VAIN = 64  # rows without an answer, after which none is expected
 
 OnProgress = Callable[[int, int], None]
@@ -192,8 +191,8 @@ def regenerate(
     seed: int = 0,
     on_progress: OnProgress = lambda rows, tokens: None,
 ) -> RowCounts:
-    """Answer rows, as many together as the responder does, and append each to `out` within a second of its end; rows
-    that it has are passed over, whatever their order.
+    """Answer rows, as many together as the responder does, and append each to `out` within `ResponseFile.every` seconds
+    of its end; rows that it has are passed over, whatever their order.
 
     `on_progress` is told of rows that are done, and of tokens that were drawn. The answer to a row depends on its id,
     its turn and `seed`, not on the other rows or on how often the run was interrupted, up to the numerics of batched
@@ -206,7 +205,7 @@ def regenerate(
         for prompt, answer in responder.respond(dialogues.ask):
             dialogues.answer(prompt, answer)
             on_progress(0, 0 if isinstance(answer, Refusal) else len(answer))
-            on_progress(dialogues.write(WRITE_SECONDS), 0)
+            on_progress(dialogues.write(out.every), 0)
     finally:
         on_progress(dialogues.write(), 0)
     dialogues.check_answered()
@@ -268,7 +267,7 @@ class _Dialogues:
         """
         if not self._done or time.monotonic() - self._written < every:
             return 0
-        if not self._out.path.exists() and not any(dialogue.turns for dialogue in self._done):
+        if not self._out.begun and not any(dialogue.turns for dialogue in self._done):
             if len(self._done) >= IN_VAIN:
                 self.check_answered()
             return 0

@@ -5,24 +5,21 @@ The file grows by whole lines, so that a killed run goes on where it stopped. `e
 
 from __future__ import annotations
 
+import itertools
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from transformers import PreTrainedModel
 
+from draftkit.data.journals import journal_at, not_ours
 from draftkit.data.rows import REGENERATED, Row
 from draftkit.errors import DraftkitError, FormatError, command
 from draftkit.hub.local_paths import public_name
-from draftkit.io.atomic import DISK_FAILURES
-from draftkit.io.jsonl import dump_line, read_lines
-from draftkit.io.lock import sole_writer
+from draftkit.io.jsonl import dump_line
 from draftkit.layout.digest import weights_sha256
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
@@ -140,7 +137,6 @@ def _served_instead(target: str) -> str:
 
 PLACES = ("source", "target")  # settings that say where something lies, of which the name counts
 LATER = ("target_sha256", "end_ids")  # settings that are younger than some of the files
-BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 
 _log = logging.getLogger(__name__)
 
@@ -149,47 +145,40 @@ class ResponseFile:
     """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids, each with
     the digest of the row that it was made of, where there was one.
 
-    Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings (of source and target the name counts) and while another process has it open,
-    `FormatError` naming any other damaged line. `format`: what the first line says it is.
+    `place`: of a file, or an address, beneath which the lines are in parts. Raises `DraftkitError` when it was made
+    with other settings (of source and target the name counts) and while another process has it open, `FormatError`
+    naming a damaged line. `format`: what the first line says it is.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):
-        self.path = path
+    def __init__(self, place: Path | str, settings: Mapping[str, object], format: str = REGENERATED):
+        self.path = place
         self.settings = dict(settings)
         self.format = format
         self.done: dict[str, object] = {}
-        held = ExitStack()
-        weakref.finalize(self, held.close)
-        held.enter_context(sole_writer(path))
-        if path.exists():
-            _cut_half_line(path, format)
+        self._journal = journal_at(place, format)
+        if self._journal.begun():
             self._resume()
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything is there."""
+        return self._journal.begun()
+
+    @property
+    def every(self) -> float:
+        """The seconds between two times that it is best added to."""
+        return self._journal.every
+
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Add rows and wait until they are on disk. On failure the file is what it was; raises `DraftkitError`."""
+        """Add rows and wait until they are kept. On failure what was there is what it was; raises `DraftkitError`."""
         added = list(rows)
-        lines = [dump_line(row) for row in added]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
-                begin = file.tell()
-                header = [] if begin else [dump_line({"format": self.format, "version": 1, "settings": self.settings})]
-                try:
-                    _write_all(file.fileno(), b"".join(header + lines))
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(begin)
-                    raise
-        except OSError as error:
-            if error.errno not in DISK_FAILURES:
-                raise
-            raise DraftkitError(
-                f"writing {self.path.name} failed: {error.strerror}",
-                where=self.path,
-                hint="what was there before is kept: free some space and run the command again",
-            ) from error
+        header = dump_line({"format": self.format, "version": 1, "settings": self.settings})
+        self._journal.append(header, [dump_line(row) for row in added])
         self.done.update((str(row["id"]), row.get("row_sha256")) for row in added)
+
+    def rows(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """The rows that are there, each with its place."""
+        return itertools.islice(self._journal.lines() if self.begun else (), 1, None)
 
     def has(self, row: Row, begun: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Whether a row is done, or among those that are `begun`, by id and digest. Raises `DraftkitError` where
@@ -197,59 +186,27 @@ class ResponseFile:
         found = self.done.get(row.id, begun.get(row.id, ...))
         if found not in (..., None, row.sha256):
             raise DraftkitError(
-                f"{self.path.name} has the answer to another row {row.id}, which has changed since",
+                f"{PurePath(self.path).name} has the answer to another row {row.id}, which has changed since",
                 where=row.where,
                 hint="give the rows that it was begun with to go on with it, or write to another file",
             )
         return found is not ...
 
     def _resume(self) -> None:
-        lines = read_lines(self.path)
-        _, header = next(lines, (1, None))
+        _, header = next(self._journal.lines(), ("", None))
         if header is None:
             return
         _check_header(header, self.format, self.settings, self.path)
-        for number, row in lines:
+        for where, row in self.rows():
             if not isinstance(row.get("id"), str):
-                raise FormatError("the row has no id", where=f"{self.path}, line {number}", hint="remove the line")
+                raise FormatError("the row has no id", where=where, hint="remove the line")
             self.done[str(row["id"])] = row.get("row_sha256")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _cut_half_line(path: Path, format: str) -> None:
-    """Remove what follows the last line end; a killed run may have left it. Only a file of ours is touched."""
-    begins = dump_line({"format": format})[:-2]
-    try:
-        with path.open("rb+") as file:
-            if file.read(len(begins)) != begins[: file.tell()]:
-                raise _not_ours(path)
-            file.truncate(_end_of_lines(file))
-    except OSError as error:
-        raise DraftkitError(f"{path.name} cannot be continued: {error.strerror}", where=path) from error
-
-
-def _end_of_lines(file: BinaryIO) -> int:
-    """The offset at which the last whole line ends."""
-    position = file.seek(0, os.SEEK_END)
-    while position:
-        begin = max(0, position - BLOCK)
-        file.seek(begin)
-        end = file.read(position - begin).rfind(b"\n")
-        if end >= 0:
-            return begin + end + 1
-        position = begin
-    return 0
-
-
-def _check_header(header: Mapping[str, object], format: str, settings: Mapping[str, object], path: Path) -> None:
+def _check_header(header: Mapping[str, object], format: str, settings: Mapping[str, object], path: Path | str) -> None:
     made_with = header.get("settings")
     if header.get("format") != format or not isinstance(made_with, dict):
-        raise _not_ours(path)
+        raise not_ours(path)
     if unsaid := [key for key in LATER if key in settings and key not in made_with]:
         _log.warning("%s does not say its %s: they are not compared", path, " and ".join(unsaid))
         made_with = {key: settings[key] for key in unsaid} | made_with
@@ -263,9 +220,3 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
             where=path,
             hint="give the same settings to go on with it, or write to another file",
         )
-
-
-def _not_ours(path: Path) -> DraftkitError:
-    return DraftkitError(
-        "the output is already there, and is no file of responses", where=path, hint="choose another file"
-    )

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 from draftkit.data.samples import Span, parse_media, parse_tokens
 from draftkit.errors import FormatError, SourceError
 from draftkit.hub.locate import keep_token
+from draftkit.io.cache import local_copy
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt
+from draftkit.io.store import Store, is_address
 from draftkit.loading import OpenedTarget
 from draftkit.media import FiledMedium, MediaSpan, Modality, medium_of, openai_part
 from draftkit.version import with_extra
@@ -189,8 +191,8 @@ def read_rows(
     left_out: LeftOutRows | None = None,
     media_root: Path | None = None,
 ) -> Iterator[Row]:
-    """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
-    a Hub dataset; at most `limit`.
+    """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, of
+    either in a store (`s3://…`), or of a Hub dataset; at most `limit`.
 
     `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. `left_out` counts rows with parts
     that it does not take, which are then passed over; without it any part that is no text is an error. `media_root` as
@@ -199,8 +201,10 @@ def read_rows(
     what cannot be reached, `FormatError` naming file and row for what cannot be understood, and where all are left out.
     """
     path = Path(os.path.expanduser(source))
-    if path.exists():
-        places: Iterator[Place] = itertools.chain.from_iterable(map(read_file, data_files(path)))
+    if is_address(source):
+        places = _read_store(source)
+    elif path.exists():
+        places = itertools.chain.from_iterable(map(read_file, data_files(path)))
     elif source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
         raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
     else:
@@ -457,6 +461,16 @@ def read_file(path: Path) -> Iterator[Place]:
     if path.suffix == ".txt":
         return (Place(where, row) for where, row in _read_text(path))
     return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
+
+
+def _read_store(address: str) -> Iterator[Place]:
+    """The records of the object at an address, or of all beneath it in the order of their names."""
+    names = [name for name in Store(address).names() if not name or PurePath(name).suffix in SUFFIXES]
+    if not names:
+        raise SourceError("there is no data", where=address, expected=f"objects ending in {', '.join(SUFFIXES)}")
+    for name in names:
+        with local_copy(f"{address.rstrip('/')}/{name}".rstrip("/")) as path:
+            yield from read_file(path)
 
 
 def _read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from draftkit.data.arrow import SUFFIX, ArrowSamples, read_arrow_origin, write_arrow
 from draftkit.data.columns import ListedSamples, SampleTable
-from draftkit.data.samples import Sample, SamplesOrigin, header, media_line, origin_of, parse_media, parse_tokens
+from draftkit.data.samples import (
+    FORMAT,
+    Sample,
+    SamplesOrigin,
+    header,
+    media_line,
+    origin_of,
+    parse_media,
+    parse_tokens,
+)
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file
 from draftkit.io.digest import file_sha256
@@ -23,12 +32,23 @@ from draftkit.io.jsonl import dump_line, read_lines
 from draftkit.media import ImageFile, MediaFolder, Medium, RefusedMedia
 
 ROOT_HINT = "--media-root names the folder of its images"
+BEGINS = dump_line({"format": FORMAT})[:-2]  # of a file in JSONL
 MANY = 20_000  # samples from which on parsing JSONL takes long enough to say so
 
 
 def is_arrow(path: Path) -> bool:
     """Whether a file or folder of samples is in Arrow, or will be."""
     return path.is_dir() or path.suffix == SUFFIX or not (path.suffix or path.exists())
+
+
+def are_samples(path: Path) -> bool:
+    """Whether a file or folder holds samples that are prepared already, rather than rows to prepare."""
+    if path.is_dir():
+        return any(path.glob(f"*{SUFFIX}"))
+    if path.suffix == SUFFIX:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(BEGINS)) == BEGINS
 
 
 def write_samples(path: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> int:

@@ -17,13 +17,12 @@ from typing import Literal
 
 from draftkit.data.categories import LANGUAGES, language_of
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.regenerate import WRITE_SECONDS, OnProgress, row_seed
+from draftkit.data.regenerate import OnProgress, row_seed
 from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
 from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, FormatError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
-from draftkit.io.jsonl import read_lines
 from draftkit.requests import SamplingParameters
 from draftkit.results.statistics import is_looping, repetition
 from draftkit.targets.chat import TemplateRejection
@@ -127,10 +126,9 @@ class PromptFile(ResponseFile):
     A prompt's id ends with the number of its attempt, counted from 0.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, object]):
-        super().__init__(path, settings, SYNTHESIZED)
-        rows = [row for _, row in read_lines(path)][1:] if path.exists() else []
-        self.seen = {_words(str(row.get("prompt"))) for row in rows}
+    def __init__(self, place: Path | str, settings: Mapping[str, object]):
+        super().__init__(place, settings, SYNTHESIZED)
+        self.seen = {_words(str(row.get("prompt"))) for _, row in self.rows()}
         self.attempts = max((self._number(id) + 1 for id in self.done), default=0)
 
     def _number(self, id: str) -> int:
@@ -161,7 +159,7 @@ def synthesize(
         for prompt, answer in responder.respond(attempts.ask):
             attempts.answer(prompt, answer)
             on_progress(0, 0 if isinstance(answer, Refusal) else len(answer))
-            on_progress(attempts.write(WRITE_SECONDS), 0)
+            on_progress(attempts.write(out.every), 0)
             attempts.check()
     finally:
         on_progress(attempts.write(), 0)

@@ -18,6 +18,7 @@ from draftkit.data.states.shards import SCHEMA, read_manifest
 from draftkit.engines.serving import TOKENS_FACT
 from draftkit.errors import DraftkitError
 from draftkit.hub.local_paths import public_name
+from draftkit.io.cache import local_file
 from draftkit.io.handles import memory_handle
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.digest import draft_sha256, weights_sha256
@@ -141,9 +142,9 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
     return {
         "target": stored_sha256 or target.mark(weights_sha256(target.folder)),
         "draft": None if draft is None else draft_sha256(draft),
-        "data": samples_sha256(Path(config.data)),
+        "data": samples_sha256(local_file(config.data)),
         "states": states,
-        "validation.samples": samples_sha256(Path(judges)) if judges else None,
+        "validation.samples": samples_sha256(local_file(judges)) if judges else None,
         ROWS_PER_STEP: rows,
     }
 

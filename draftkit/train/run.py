@@ -35,6 +35,7 @@ from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.vocabulary import Ceiling, plan_vocabulary, token_counts
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.hub.local_paths import copy_named
+from draftkit.io.cache import local_file
 from draftkit.io.lock import sole_writer
 from draftkit.io.shown import Rows, Shown
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
@@ -245,7 +246,7 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
     is_first = os.environ.get("RANK", "0") == "0"  # all weights and samples are read to know them: once is enough
     return OfflineStates(
         Path(config.states),
-        data=Path(config.data) if is_first else None,
+        data=local_file(config.data) if is_first else None,
         target=ready.opened.folder if is_first else None,
         aux_layers=ready.recipe.aux_layers,
         dtype=ready.target.dtype,

@@ -28,8 +28,9 @@ from draftkit.data.states.online import (
     check_lengths,
 )
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 from draftkit.io.atomic import check_writable
+from draftkit.io.cache import local_file
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
@@ -103,8 +104,8 @@ def set_up(
         arguments = training_arguments(
             config, opened, device
         )  # joins the other processes, and makes the first GPU current
-        if arguments.process_index == 0 and len(samples) >= MANY and not is_arrow(Path(config.data)):
-            print(said_of_parsing(samples, seconds), file=sys.stderr)
+        if arguments.process_index == 0 and len(samples) >= MANY and not is_arrow(local_file(config.data)):
+            print(said_of_parsing(config, samples, seconds), file=sys.stderr)
         start = config.draft or recipe_class(config.recipe).starts_from
         started = draft or (OpenedDraft(start, opened, stack) if start else None)
         origin = None if started is None else started.draft
@@ -187,19 +188,20 @@ def said_of_resuming(checkpoint: Path, changed: Sequence[str], arguments: Traini
     return f"goes on from {checkpoint.name}{shared}" + "".join(f"\n  {line}" for line in changed)
 
 
-def said_of_parsing(samples: SampleTable, seconds: float) -> str:
+def said_of_parsing(config: TrainConfig, samples: SampleTable, seconds: float) -> str:
     """What it took to parse samples from JSONL, and what to do instead."""
     taken = samples.lengths.sum() * SAMPLE_BYTES / 1e9
     return (
         f"{len(samples):,} samples were parsed from JSONL: {seconds:.0f} s of processor time and {taken:.2g} GB, in "
-        "each process at every start; in Arrow (draftkit data prepare … OUT.arrow) they open at once and are shared"
+        "each process at every start; in Arrow they open at once and are shared: "
+        f"{command('draftkit', 'data', 'prepare', config.data, 'OUT.arrow', '--target', config.target)}"
     )
 
 
 def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object]:
     """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
     digests = {
-        "data_sha256": samples_sha256(Path(config.data)),
+        "data_sha256": samples_sha256(local_file(config.data)),
         "target_sha256": target.mark(target_sha256(target.folder)),
     }
     return config.by_name() | digests
@@ -294,10 +296,10 @@ def _check_output(out: Path, resume: bool) -> None:
 
 def read_split(config: TrainConfig) -> tuple[SampleTable, NDArray[np.int64], NDArray[np.int64]]:
     """All samples, and the numbers of those to train on and of those to judge the draft by."""
-    samples = read_training_samples(Path(config.data))
+    samples = read_training_samples(local_file(config.data))
     settings = config.validation
     if settings.samples:
-        judges = read_training_samples(Path(settings.samples))
+        judges = read_training_samples(local_file(settings.samples))
         training, validating = np.arange(len(samples)), np.arange(len(judges)) + len(samples)
         samples += judges
     else:

@@ -19,6 +19,7 @@ from draftkit.data.states.shards import SAMPLED, Manifest, read_manifest, target
 from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
+from draftkit.io.cache import local_file
 from draftkit.io.lock import sole_writer
 from draftkit.loading import OpenedTarget
 from draftkit.targets.devices import device_named, dtype_named
@@ -94,7 +95,7 @@ def stream_manifest(
         engine="vllm",
         dtype=stream.dtype,
         data=Path(config.data).name,
-        data_sha256=samples_sha256(Path(config.data)),
+        data_sha256=samples_sha256(local_file(config.data)),
         num_documents=len(samples),
         num_tokens=int(lengths.sum()),
         layers=() if aux_layers is None else tuple(sorted({*aux_layers.states} - {FINAL})),

@@ -240,7 +240,7 @@ def test_a_half_written_line_is_repaired(cut: int, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftkit.data.regenerate.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("draftkit.data.journals.JournalFile.every", 0.0)
     path, written = tmp_path / "responses.jsonl", os.write
 
     def full(descriptor: int, data: memoryview) -> int:
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return written(descriptor, data[:100])
 
-    monkeypatch.setattr("draftkit.data.responses.os.write", full)
+    monkeypatch.setattr("draftkit.data.journals.os.write", full)
     with pytest.raises(DraftkitError, match="No space left"):
         answer(path, Echo())
     assert 1 < len(lines(path)) < 6
