@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings
     from draftkit.runtime.records import Generation
 
+FAR = 2  # times the longest sample of its training: so long are texts of which a draft has not seen the like
 SMALL_SHARE = 0.05  # the share of samples up to which their loss is not worth a warning
 
 

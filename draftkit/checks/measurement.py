@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from draftkit.checks.evidence import Asked
+from draftkit.checks.evidence import FAR, Asked
 from draftkit.checks.registry import check
 from draftkit.engines.known import chosen, known, numbered
 from draftkit.engines.serving import refusal_notes
@@ -20,7 +20,6 @@ from draftkit.results.verdict import disturbed, unexplained
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
 NOISE = "selector-noise-by-step"  # the rule of vLLM's releases that tells it
-FAR = 2  # times the longest sample of its training: so long are texts of which a draft has not seen the like
 COLD = 5  # times the median that a slowest first token may take
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from draftkit.checks.evidence import FAR
 from draftkit.checks.registry import check
 from draftkit.engines.known import asked
 from draftkit.engines.releases import Release
@@ -16,6 +17,7 @@ from draftkit.engines.vllm.accepts import method_of, runner_of, verdicts
 from draftkit.finding import Finding
 from draftkit.io.records import excerpt
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.quantization import algorithm_of
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -97,6 +99,21 @@ def positions_beyond_draft(spec: DraftSpec, target: TargetFacts) -> Iterator[Fin
             f"tokens of the target's {lengths[1]:,}, with positions that its rotary table does not have",
             fix=_longer(spec.architecture, lengths[1]),
             source="vLLM config/speculative.py, _maybe_override_draft_max_position_embeddings",
+        )
+
+
+@check
+def short_training(origins: Mapping[str, FactOrigin], target: TargetFacts) -> Iterator[Finding]:
+    """A draft whose training has said how long its samples were, with a target that may be asked much longer text."""
+    trained, theirs = trained_tokens(origins.values()), target.max_position_embeddings
+    if trained is not None and theirs is not None and theirs > FAR * trained:
+        yield Finding(
+            "short-training",
+            "note",
+            f"the draft was trained on samples of up to {trained:,} tokens, and the target takes {theirs:,}",
+            cost=f"acceptance may fall where text grows far beyond {trained:,} tokens",
+            fix=f"doctor --context {FAR * trained} tells what mends it; or train on longer samples",
+            source="vllm-project/speculators #684",
         )
 
 

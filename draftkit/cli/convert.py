@@ -155,7 +155,7 @@ def inspect(
 ) -> None:
     """Say what a checkpoint is, and its known defects. Its facts, the most doubtful first, and tensors; of a target its
     multi-token prediction heads; of what else draftkit writes, which command takes it."""
-    from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
+    from draftkit.convert.api import Reading, describe_checkpoint, named_target_facts, target_with_heads
     from draftkit.report.terminal.conversion import (
         after_inspecting,
         draft_json,
@@ -186,7 +186,8 @@ def inspect(
         if found.plan.refusal is not None:
             raise found.plan.refusal
     else:
-        print_json(draft_json(found)) if as_json else show_draft(console(), found, verbose=verbose)
+        facts = named_target_facts(target)
+        print_json(draft_json(found, facts)) if as_json else show_draft(console(), found, facts, verbose=verbose)
     if not as_json:
         say_next(*after_inspecting(found, source, target))
 

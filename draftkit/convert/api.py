@@ -179,7 +179,7 @@ def plan_conversion(
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
     if overrides:
         draft = _overridden(draft, overrides)
-    target_facts = _target_facts(target or reachable(draft.provenance.target))
+    target_facts = named_target_facts(target or reachable(draft.provenance.target))
     return _plan_destination(located, destination, target_facts, None, _quantized(draft, quantize, to))
 
 
@@ -226,7 +226,7 @@ def describe_foreign(
     The format of one that none recognizes is `UNKNOWN`.
     """
     checkpoint = open_source(located)
-    target_facts = _target_facts(target or located.default_target)
+    target_facts = named_target_facts(target or located.default_target)
     recognized = format_named(format) if format else None
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     try:
@@ -479,7 +479,8 @@ def _opened(source: str | Located, revision: str | None = None) -> Located:
     return locate(source, revision=revision, as_file=True) if isinstance(source, str) else source
 
 
-def _target_facts(target: str | TargetFacts | None) -> TargetFacts | None:
+def named_target_facts(target: str | TargetFacts | None) -> TargetFacts | None:
+    """The facts of a target by its name, where one is given. Raises `DraftkitError`."""
     if not isinstance(target, str):
         return target
     return target_facts(locate(target, weights=False, tokenizer=False, as_file=True))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft
+from draftkit.convert.unified import write_draft
 from draftkit.engines.known import known, speaking_of
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
+from draftkit.layout.provenance import TRAINED_FACT, FactOrigin
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
 from draftkit.requests import DraftSampling, SamplingParameters
@@ -171,6 +175,25 @@ def test_a_yarn_draft_cuts_the_target_of_the_release_that_does_not_stretch_it() 
         assert newest in cut.message
         with speaking_of(f"vllm=={older}"):
             assert "cut-target" not in {f.name for f in findings_of_draft(short, facts)}
+
+
+@pytest.mark.parametrize(("trained", "told"), [(100, True), (1_000_000, False), (None, False)])
+def test_a_target_that_takes_much_longer_text_than_a_draft_was_trained_on_is_told(
+    trained: int | None, told: bool, draftkit: Command, tmp_path: Path
+) -> None:
+    noted = FactOrigin(name=TRAINED_FACT, value=str(trained), origin="stated", note="")
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        provenance = draft.provenance
+        facts = (*provenance.facts, *([] if trained is None else [noted]))
+        write_draft(tmp_path / "draft", replace(draft, provenance=replace(provenance, facts=facts)))
+    for words in (
+        ("inspect", tmp_path / "draft", "--target", "zoo:target"),
+        ("convert", tmp_path / "draft", tmp_path / "out", "--to", "sglang", "--target", "zoo:target"),
+    ):
+        shown = draftkit(*words)
+        assert shown.code == 0, shown.err
+        said = "trained on samples of up to 100 tokens, and the target takes 2,048" in " ".join(shown.out.split())
+        assert said == told
 
 
 def shortened(draft: Draft) -> Draft:

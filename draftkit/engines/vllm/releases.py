@@ -6,7 +6,7 @@ What was run is in `benchmarks/vllm.md`.
 
 from __future__ import annotations
 
-from draftkit.engines.releases import Entry, Release, each, has, lacks, ran
+from draftkit.engines.releases import Release, each, has, lacks, ran
 from draftkit.engines.vllm.names import NAMES
 
 CONFIG = "config/speculative.py"
@@ -152,7 +152,12 @@ V0_32 = Release(
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
         "sink-tokens": lacks(CONFIG, no_code="sink_size"),
         "head-window": lacks(CONFIG, no_code="draft_window"),
-        "model-window": Entry(there=False, read_in=None),  # it was run, and the output was not the target's
+        # The first runner (V1) gives a draft model the target's table of blocks, also where its window makes its layers
+        # a group of their own, whose blocks share the target's memory. It was run: the output was not the target's.
+        "model-window": lacks(
+            "v1/worker/gpu_model_runner.py",
+            "(EagleProposer, DFlashProposer, Gemma4Proposer, ExtractHiddenStatesProposer)",
+        ),
         "added-target-features": lacks("v1/spec_decode/draft_model.py", "pass_hidden_states_to_model=False"),
     },
     verifications=each(has(CONFIG), NAMES["0.32"]["verifications"]) | {"synthetic": SYNTHETIC},

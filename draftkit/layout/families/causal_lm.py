@@ -65,7 +65,7 @@ class CausalLMSpec(Architecture):
         ),
         Capability(
             "model-window", "a draft model with a window of its own",
-            "does not run a draft model with a window rightly",
+            "writes the keys of a draft model with a window over the target's (V1)",
             lambda draft: draft.sliding_window is not None,
         ),
         SINK_TOKENS,
@@ -110,11 +110,6 @@ class CausalLMSpec(Architecture):
         return (self.sliding_window,) * layers if self.sliding_window is not None and isinstance(layers, int) else ()
 
     @property
-    def states_window(self) -> bool:
-        """Whether the keys of `engine_config` say the window to the class that vLLM has for the model."""
-        return bool(self.windows) and self.config.get("model_type") == WINDOWED
-
-    @property
     def max_positions(self) -> PositionLimit | None:
         return limit_of(self.config)
 
@@ -145,7 +140,7 @@ class CausalLMSpec(Architecture):
     def engine_config(self) -> dict[str, object]:
         parallel = self.parallel
         config = self.config | ({} if parallel is None else {"pard_token": parallel.mask_token_id})
-        if self.states_window:
+        if self.windows and self.config.get("model_type") == WINDOWED:  # for vLLM's second runner: see `NEEDS`
             config |= {
                 "layer_types": ["sliding_attention" for _ in self.windows],
                 "sliding_window": self.sliding_window,

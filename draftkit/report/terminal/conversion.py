@@ -30,6 +30,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.quantization import name_of_format
 from draftkit.layout.stored_weights import stored_weights
+from draftkit.layout.target import TargetFacts
 from draftkit.report.format import severity
 from draftkit.report.terminal.screen import columns, labelled, named_table
 
@@ -45,8 +46,8 @@ def show_conversion(console: Console, conversion: Conversion, *, verbose: bool =
     if conversion.draft is not None:
         for note in release_notes(conversion.draft.spec, conversion.destination.name):
             console.print(note, soft_wrap=True)
+    _show_findings(console, _findings_of(conversion))
     if reading is not None:
-        _show_findings(console, findings_of_reading(reading))
         _show_facts(console, reading.plan.facts, verbose=verbose)
         _show_moves(console, reading)
         _show_missing(console, reading.plan)
@@ -62,8 +63,7 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
     console.print(labelled("written", written, "green"), soft_wrap=True)
     _show_quantized(console, draft)
     _show_losses(console, conversion.losses)
-    if conversion.reading is not None:
-        _show_findings(console, findings_of_reading(conversion.reading))
+    _show_findings(console, _findings_of(conversion))
     _show_facts(console, draft.provenance.facts, verbose=verbose)
     if conversion.export is None and (reason := refusal_by_vllm(draft.spec)):
         remedy = remedy_for_vllm(draft.spec)
@@ -85,6 +85,13 @@ def report_conversion(console: Console, conversion: Conversion, out: Path, *, ve
         console.print(f"{engine}: {serving}", soft_wrap=True, markup=False)
     for note in serve_notes(draft.spec, layout):
         console.print(note, soft_wrap=True)
+
+
+def _findings_of(conversion: Conversion) -> list[Finding]:
+    """What is found in the source; of a unified one whose target is known, beside it."""
+    if conversion.reading is not None:
+        return findings_of_reading(conversion.reading)
+    return findings_of_draft(conversion.require_draft(), conversion.target)
 
 
 def _show_quantized(console: Console, draft: Draft) -> None:
@@ -123,10 +130,10 @@ def show_reading(console: Console, reading: Reading, *, verbose: bool = False) -
         console.print(f"{', '.join(counts)}: -v shows all")
 
 
-def show_draft(console: Console, draft: Draft, *, verbose: bool = False) -> None:
+def show_draft(console: Console, draft: Draft, target: TargetFacts | None = None, *, verbose: bool = False) -> None:
     """A unified draft: whether it is sound, where it came from, its defects and its facts by doubt; all facts and
     tensors where it is `verbose`."""
-    found = findings_of_draft(draft)
+    found = findings_of_draft(draft, target)
     facts = draft.provenance.facts
     title = f"unified draft of the method {draft.spec.method}"
     console.print(_verdict(str(draft.path), title, None, found, facts))
@@ -261,7 +268,7 @@ def conversion_json(conversion: Conversion) -> dict[str, object]:
     if conversion.reading is not None:
         source = reading_json(conversion.reading)
     else:
-        source = draft_json(conversion.require_draft())
+        source = draft_json(conversion.require_draft(), conversion.target)
     export = conversion.export
     written = export and {"config": export.config, "moves": [to_dict(move) for move in export.moves]}
     return source | {"to": conversion.destination.name, "export": written, "losses": list(conversion.losses)}
@@ -285,7 +292,7 @@ def reading_json(reading: Reading) -> dict[str, object]:
     } | ({"config": reading.checkpoint.config} if plan.format == UNKNOWN else {})
 
 
-def draft_json(draft: Draft) -> dict[str, object]:
+def draft_json(draft: Draft, target: TargetFacts | None = None) -> dict[str, object]:
     return {
         "schema": 1,
         "source": str(draft.path),
@@ -294,7 +301,7 @@ def draft_json(draft: Draft) -> dict[str, object]:
         "provenance": to_dict(draft.provenance),
         "tensors": _tensors_json(draft.tensors),
         "engines": answers(draft.spec),
-        "findings": [to_dict(finding) for finding in findings_of_draft(draft)],
+        "findings": [to_dict(finding) for finding in findings_of_draft(draft, target)],
     }
 
 
