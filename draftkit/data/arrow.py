@@ -136,6 +136,9 @@ class ArrowSamples(SampleTable):
     def columns(self) -> Iterator[Columns]:
         return (batch.columns() for batch in self._batches)
 
+    def has_images(self) -> bool:
+        return any(batch.has_media for batch in self._batches)
+
     def sha256(self) -> str:
         """The digest of all that is in the samples, however they lie in files."""
         digest = hashlib.sha256()

@@ -65,6 +65,10 @@ class SampleTable(Sequence[Sample], ABC):
         """Whether any loss mask has a token."""
         return any(bool(part.loss_mask.any()) for part in self.columns())
 
+    def has_images(self) -> bool:
+        """Whether any has tokens that stand for an image."""
+        return any(sample.images for sample in self)
+
     def __add__(self, other: SampleTable) -> SampleTable:
         """These samples, then the other ones."""
         return JoinedSamples([self, other])
@@ -107,3 +111,6 @@ class JoinedSamples(SampleTable):
 
     def columns(self) -> Iterator[Columns]:
         return (columns for part in self._parts for columns in part.columns())
+
+    def has_images(self) -> bool:
+        return any(part.has_images() for part in self._parts)

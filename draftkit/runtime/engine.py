@@ -277,7 +277,7 @@ class Engine:
                 f"request {request.id}: max_new_tokens is {request.max_new_tokens}", expected="1 or more"
             )
         if request.media is not None:
-            check_media(self.target.model, request.media, request.id)
+            check_media(self.target.model, request.media, f"request {request.id}")
         self.target.positions.check(request.id, len(request.prompt), request.max_new_tokens)
 
     def _notifier(self, generations: list[Generation], on_round: OnRound | None, on_text: OnText | None) -> OnRound:

@@ -153,7 +153,6 @@ class Prefill:
             kv = self._cache.rows(slots[0, :1], positions, taken[0][1].end, prompt=True)
         last = torch.tensor(last_rows).to(device)
         media = taken[0][0].media
-        kv.whole = media is not None
         return self._target.forward(tokens, positions, kv, last_only=True, last_rows=last, lengths=lengths, media=media)
 
 

@@ -40,8 +40,7 @@ class KeyValues(Protocol):
     @property
     def mask(self) -> Tensor: ...
 
-    @property
-    def whole(self) -> bool: ...
+    whole: bool
 
 
 class Masked(Protocol):
@@ -50,8 +49,7 @@ class Masked(Protocol):
     @property
     def mask(self) -> Tensor: ...
 
-    @property
-    def whole(self) -> bool: ...
+    whole: bool
 
 
 Kept = TypeVar("Kept", bound=Masked)

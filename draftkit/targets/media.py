@@ -20,33 +20,41 @@ from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 
 Media = Mapping[str, Tensor]  # of a batch of one prompt
 PIXELS = "pixel_values"
+TYPES = ("mm_token_type_ids", "token_type_ids")  # of each token
 OTHERS = {"pixel_values_videos": "videos", "input_features": "audio", "input_values": "audio"}
 
 
-def check_media(model: PreTrainedModel, media: Media, request: str) -> None:
-    """Raise `DraftkitError` for a prompt with something that the model does not read, or that is not run here yet."""
+def check_media(model: PreTrainedModel, media: Media, whose: str) -> None:
+    """Raise `DraftkitError` for a prompt with something that the model does not read, or that is not run here yet;
+    `whose` it is stands in the message."""
     others = sorted({what for name, what in OTHERS.items() if name in media})
     if others:
         raise DraftkitError(
-            f"request {request} has {' and '.join(others)}, which draftkit's own engine does not run yet",
+            f"{whose} has {' and '.join(others)}, which draftkit does not run in its own process yet",
             expected="text and images",
-            hint="a server may take it: --server URL",
+            hint="a server may take it: --server URL, --endpoint URL",
         )
     if PIXELS not in inspect.signature(type(model).forward).parameters:
         raise UnsupportedTarget(
-            f"request {request} has images, and {type(model).__name__} reads none",
+            f"{whose} has images, and {type(model).__name__} reads none",
             expected="a target that transformers builds with its vision tower",
         )
 
 
 def arguments(model: PreTrainedModel, media: Media) -> dict[str, Tensor]:
-    """What the model's forward is given of them; numbers in its dtype, all on its device."""
+    """What the model's forward is given of them; numbers in its dtype, all on its device. Raises as `check_media`."""
+    check_media(model, media, "a prompt")
     known = inspect.signature(type(model).forward).parameters
     return {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in media.items()
         if name in known
     }
+
+
+def until(media: Media, end: int) -> Media:
+    """What belongs to the first `end` tokens of a prompt, behind whose images they end."""
+    return {name: value[:, :end] if name in TYPES else value for name, value in media.items()}
 
 
 @contextmanager
@@ -84,7 +92,7 @@ def prompt_masks(model: PreTrainedModel, tokens: Tensor, media: Media) -> dict[s
     models see the rows of an image together. bool [1, 1, T, T], or such a mask for each kind of layer, as transformers
     makes them; nothing for other models."""
     own = getattr(model, "create_masks_for_generate", None)
-    if own is None or not any(name.endswith("token_type_ids") for name in media):
+    if own is None or media.keys().isdisjoint(TYPES):
         return {}
     config = deepcopy(model.config.get_text_config())
     config._attn_implementation = "sdpa"  # whose masks are what each row sees
@@ -95,6 +103,6 @@ def prompt_masks(model: PreTrainedModel, tokens: Tensor, media: Media) -> dict[s
         past_key_values=None,
         position_ids=None,
         is_first_iteration=True,
-        **{name: value.to(tokens.device) for name, value in media.items() if name.endswith("token_type_ids")},
+        **{name: value.to(tokens.device) for name, value in media.items() if name in TYPES},
     )
     return {"attention_mask": masks}

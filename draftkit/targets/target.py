@@ -141,6 +141,7 @@ class Target(TappedModel):
         last = tokens.new_full((1,), tokens.shape[1] - 1) if last_only and last_rows is None else last_rows
         given: dict[str, Any] = {"attention_mask": kv.mask} if self.chooses else {}
         shift = None
+        kv.whole = media is not None
         if media is not None:
             given |= arguments(self.model, media) | prompt_masks(self.model, tokens, media)
             if self.shifts:

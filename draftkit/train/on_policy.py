@@ -29,6 +29,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.pretrained import of_language_model
 from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
@@ -73,11 +74,11 @@ def continued(samples: Sequence[Sample], draft: PreTrainedModel, sampling: Sampl
 def runtime_attention(model: PreTrainedModel) -> Iterator[None]:
     """While the body runs, a model generates with the attention function of draftkit's runtime; its mode stays."""
     own, was_training = model.config._attn_implementation, model.training
-    model.set_attn_implementation(ATTENTION)
+    model.set_attn_implementation(of_language_model(model.config, ATTENTION))
     try:
         yield
     finally:
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(of_language_model(model.config, own))
         model.train(was_training)
 
 

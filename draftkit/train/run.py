@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from draftkit.convert.api import ADAPTER_FOLDER
-from draftkit.data.packing import PackedRow, PackedRows, row_tensors
+from draftkit.data.packing import PackedRow, row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.encoding import StatesCosts, costs_of_states
 from draftkit.data.states.offline import OfflineStates
@@ -214,7 +214,7 @@ def train_draft(
             save_draft=save,
             k=config.validation.k,
             mode=config.validation.mode,
-            decode=_decoding(config, recipe, ready.target, ready.validating, save),
+            decode=_decoding(config, ready, save),
             stage=_stage(config, ready.target),
             callbacks=(*callbacks, *_watching(config)),
         )
@@ -232,7 +232,10 @@ def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates |
     target = ready.target
     if not config.states and stream is None:
         online = OnlineStates(target, ready.recipe.aux_layers)
-        return lambda row: online.states(row["tokens"], row["positions"], row["sample_ids"])
+        media = ready.media.of_row
+        return lambda row: online.states(
+            row["tokens"], row["positions"], row["sample_ids"], media=media(row["numbers"])
+        )
     source = _stored_states(config, ready) if stream is None else stream
 
     def of_files(row: PackedRow) -> States:
@@ -254,22 +257,17 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
     )
 
 
-def _decoding(
-    config: TrainConfig,
-    recipe: Recipe,
-    target: PreTrainedModel,
-    validating: PackedRows | None,
-    save: SaveDraft,
-) -> Callable[[], Skew] | None:
+def _decoding(config: TrainConfig, ready: ReadyRun, save: SaveDraft) -> Callable[[], Skew] | None:
     """What decodes held-out prompts for real; None where the run does not want it."""
-    settings = config.validation
+    settings, recipe, target, validating = config.validation, ready.recipe, ready.target, ready.validating
     if not settings.decode or validating is None:
         return None
-    source = OnlineStates(target, recipe.aux_layers)
+    source, media = OnlineStates(target, recipe.aux_layers), ready.media.of_judges
 
     def states_of(sample: Sample) -> States:
         row = row_tensors([sample], len(sample))
-        return source.states(*(row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids")))
+        tokens, positions, ids = (row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids"))
+        return source.states(tokens, positions, ids, media=media([sample]))
 
     return lambda: measure_skew(
         recipe,
@@ -280,6 +278,7 @@ def _decoding(
         k=settings.k,
         mode=settings.mode,
         temperature=settings.temperature if settings.mode == "sampled" else 0.0,
+        media=media,
     )
 
 

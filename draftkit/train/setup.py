@@ -9,7 +9,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -24,9 +24,8 @@ from draftkit.convert.unified import is_written_by_draftkit
 from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRows
 from draftkit.data.sample_files import MANY, is_arrow, read_training_samples, samples_sha256, split
-from draftkit.data.states.online import (
-    check_lengths,
-)
+from draftkit.data.sample_media import MediaOfSamples, SampleMedia, no_media
+from draftkit.data.states.online import check_lengths
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, command
 from draftkit.io.atomic import check_writable
@@ -36,6 +35,7 @@ from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.runtime.drafters import check_runs
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.media import Media
 from draftkit.train.checkpoint import (
     check_same_run,
     inputs_of,
@@ -61,7 +61,7 @@ class ReadyRun(NamedTuple):
     """What a run has before its first step. `opened`: the target as it was named. `files`: that its draft takes over.
     `dtype`: the target's.
 
-    `inputs` gives `inputs_of` the run, which are found once.
+    `inputs` gives `inputs_of` the run, which are found once. `media`: of the samples.
     """
 
     opened: OpenedTarget
@@ -74,6 +74,30 @@ class ReadyRun(NamedTuple):
     arguments: TrainingArguments
     dtype: torch.dtype
     inputs: Callable[[], dict[str, object]]
+    media: RunMedia
+
+
+class RunMedia:
+    """What the target reads of the samples of a run besides their tokens: of those in the training file, then of those
+    in the file of judges, where the run has one."""
+
+    def __init__(self, config: TrainConfig, target: OpenedTarget, samples: SampleTable, training: int):
+        self._samples = samples
+        self._training = training
+        self._of_training = self.of_judges = cast("MediaOfSamples", no_media)
+        if samples.has_images():
+            self._of_training = SampleMedia(Path(config.data), target)
+            judges = config.validation.samples
+            self.of_judges = SampleMedia(Path(judges), target) if judges else self._of_training
+
+    def of_row(self, numbers: Sequence[int]) -> dict[int, Media]:
+        """That of the samples of these numbers, by their places."""
+        found: dict[int, Media] = {}
+        for place, number in enumerate(numbers):
+            of_file = self._of_training if number < self._training else self.of_judges
+            if (media := of_file([self._samples[number]]).get(0)) is not None:
+                found[place] = media
+        return found
 
 
 @contextmanager
@@ -98,6 +122,9 @@ def set_up(
     began = process_time()
     samples, training, validating = read_split(config)
     seconds = process_time() - began
+    if samples.has_images():
+        opened = opened.with_images()
+        _check_images(config)
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
@@ -130,6 +157,8 @@ def set_up(
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
+        if recipe.resamples and samples.has_images():
+            raise DraftkitError("samples with images are not trained on in the draft's own words", where=config.data)
         yield ReadyRun(
             opened=opened,
             target=model,
@@ -141,6 +170,7 @@ def set_up(
             arguments=arguments,
             dtype=dtype,
             inputs=inputs,
+            media=RunMedia(config, opened, samples, len(training) if config.validation.samples else len(samples)),
         )
 
 
@@ -332,6 +362,17 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
         raise DraftkitError(
             f"stored states cannot be used with {problem}", hint="train without --states and --states-from"
         )
+
+
+def _check_images(config: TrainConfig) -> None:
+    """Raise `DraftkitError` for what is not done with samples that have images."""
+    problem = None
+    if config.stream is not None:
+        problem = "--states-from vllm: rows of images are not streamed; store them first (draftkit data states)"
+    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
+        problem = "on_policy.rounds=decoded (simulated does not decode)"
+    if problem is not None:
+        raise DraftkitError(f"samples with images are not trained on with {problem}", where=config.data)
 
 
 def recompute_activations(draft: nn.Module) -> None:

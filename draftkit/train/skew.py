@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from draftkit.checks.evidence import Evidence, SkewReplay
 from draftkit.checks.registry import findings
 from draftkit.data.packing import row_tensors
+from draftkit.data.sample_media import MediaOfSamples, no_media
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import States
 from draftkit.finding import Finding
@@ -35,6 +36,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.media import Media, until
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
@@ -70,11 +72,13 @@ def measure_skew(
     k: int,
     mode: Mode,
     temperature: float = 0.0,
+    media: MediaOfSamples = no_media,
 ) -> Skew:
     """Simulate and decode the rounds of the first answer of each sample.
 
     `target` is the one that trains, in this process; `states_of` gives the states that training reads, `save_draft`
-    writes a checkpoint's folder, which the runtime loads. `temperature`: of the answers, with the mode `sampled`.
+    writes a checkpoint's folder, which the runtime loads. `temperature`: of the answers, with the mode `sampled`;
+    `media`: of samples with images.
     """
     answers = [answer for sample in samples if (answer := first_answer(sample)) is not None]
     batches = [_batch(answer, states_of(answer), target) for answer in answers]
@@ -83,8 +87,9 @@ def measure_skew(
         folder = scratch / "draft"
         save_draft(folder, recipe.tensors())
         drafter = load_drafter(read_draft(folder), target)
-        generations = _decode(answers, target, drafter, k, temperature)
-        served = _serving_states(answers[0], target, drafter) if answers else None
+        seen = media(answers)
+        generations = _decode(answers, seen, target, drafter, k, temperature)
+        served = _serving_states(answers[0], seen.get(0), target, drafter) if answers else None
     replay = SkewReplay(
         answers=answers,
         generations=generations,
@@ -113,8 +118,7 @@ def first_answer(sample: Sample) -> Sample | None:
     """The sample up to the end of its mask's first span; None without one that can be drafted after a prompt."""
     if not sample.spans or sample.spans[0][0] == 0:
         return None
-    _, end = sample.spans[0]
-    return Sample(sample.id, sample.tokens[:end], sample.loss_mask[:end], sample.category)
+    return sample.until(sample.spans[0][1])
 
 
 def _batch(answer: Sample, states: States, target: PreTrainedModel) -> TrainingBatch:
@@ -123,13 +127,21 @@ def _batch(answer: Sample, states: States, target: PreTrainedModel) -> TrainingB
 
 
 def _decode(
-    answers: Sequence[Sample], target: PreTrainedModel, drafter: Drafter, k: int, temperature: float
+    answers: Sequence[Sample],
+    media: Mapping[int, Media],
+    target: PreTrainedModel,
+    drafter: Drafter,
+    k: int,
+    temperature: float,
 ) -> list[Generation]:
     requests = []
     for number, answer in enumerate(answers):
         begin, end = answer.spans[0]
         sampling = SamplingParameters(temperature=temperature, seed=number)
-        requests.append(Request(answer.id, tuple(answer.tokens[:begin].tolist()), end - begin, sampling))
+        prompt = tuple(answer.tokens[:begin].tolist())
+        seen = media.get(number)
+        of_prompt = None if seen is None else until(seen, begin)
+        requests.append(Request(answer.id, prompt, end - begin, sampling, media=of_prompt))
     k = k if drafter.max_tokens is None else min(k, drafter.max_tokens)
     engine = Engine(
         Target(target, drafter.aux_layers),
@@ -142,13 +154,13 @@ def _decode(
 
 
 @torch.inference_mode()
-def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -> Tensor | None:
+def _serving_states(answer: Sample, media: Media | None, target: PreTrainedModel, drafter: Drafter) -> Tensor | None:
     """The states that the runtime would give the draft for the whole answer: [1, T, F]."""
     tokens = torch.from_numpy(answer.tokens).long()[None].to(target.device)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
     slots = torch.zeros(1, dtype=torch.int64, device=target.device)
     rows = SlotCache(1, len(answer)).rows(slots, positions, len(answer), prompt=True)
-    return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
+    return Target(target, drafter.aux_layers).forward(tokens, positions, rows, media=media).features
 
 
 def _states(batch: TrainingBatch, served: Tensor, recipe: Recipe) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRows
 from draftkit.data.sample_files import read_training_samples
+from draftkit.data.sample_media import MediaOfSamples, no_media
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
@@ -67,7 +69,8 @@ class DraftTuner:
 
     `draft`: a checkpoint of any format, by its name or opened already. `target`: its name, or the model itself, which
     then has to be one that transformers runs in its own way; its weights may change in place between calls. `recipe`:
-    None for the one of the draft's kind, with its own `options`. Raises `DraftkitError` for what cannot be trained.
+    None for the one of the draft's kind, with its own `options`. `media` reads the images of samples (`SampleMedia`);
+    without it samples with images are refused. Raises `DraftkitError` for what cannot be trained.
     """
 
     def __init__(
@@ -81,7 +84,9 @@ class DraftTuner:
         lora: LoraSettings | None = None,
         tokens_per_row: int = TOKENS_PER_ROW,
         device: str | None = None,
+        media: MediaOfSamples = no_media,
     ):
+        self.media = media
         self.target_name = target if isinstance(target, str) else target.name_or_path
         named = draft.target if isinstance(draft, OpenedDraft) else open_target(self.target_name)
         if isinstance(target, str):
@@ -161,6 +166,8 @@ class DraftTuner:
             samples = read_training_samples(Path(samples))
         if not samples:
             raise DraftkitError("there are no samples", expected="answers of the target's own")
+        if self.media is no_media and SampleTable.of(samples).has_images():
+            raise DraftkitError("the samples have images", hint="say what reads them: DraftTuner(…, media=…)")
         check_lengths(samples, self.target.config)
         self.recipe.follow(self.target)
         return samples
@@ -168,7 +175,8 @@ class DraftTuner:
     def _batch(self, rows: PackedRows, number: int) -> TrainingBatch:
         row, device = rows[number], self.target.device
         tokens, positions, sample_ids = (row[name].to(device) for name in ("tokens", "positions", "sample_ids"))
-        states = self._states.states(tokens, positions, sample_ids)
+        media = self.media([rows.samples[number] for number in row["numbers"]])
+        states = self._states.states(tokens, positions, sample_ids, media=media)
         return TrainingBatch(tokens, positions, sample_ids, row["loss_mask"].to(device), states.features, states.last)
 
     def _autocast(self) -> torch.autocast | nullcontext[None]:

@@ -43,6 +43,7 @@ from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, t
 from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.workers import on_devices
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
+from draftkit.engines.vllm.worker import PromptTokens
 from draftkit.errors import DraftkitError
 from draftkit.io import leases
 from draftkit.io.atomic import is_empty
@@ -620,10 +621,10 @@ class StandIn:
         self.extract = TargetExtractor(model, layers, 64)
         self.folder = folder
 
-    def __call__(self, prompts: Sequence[list[int]]) -> list[Path]:
-        samples = [Sample.of(str(i), prompt, []) for i, prompt in enumerate(prompts)]
+    def __call__(self, prompts: Sequence[PromptTokens]) -> list[Path]:
+        samples = [Sample.of(str(i), prompt["tokens"], []) for i, prompt in enumerate(prompts)]
         for place, states in self.extract(samples):
-            tokens = torch.tensor(prompts[place])
+            tokens = torch.tensor(prompts[place]["tokens"])
             save_file(
                 {"token_ids": tokens, "hidden_states": states[:, :-1].contiguous()},
                 self.folder / f"{place}.safetensors",

@@ -18,7 +18,7 @@ from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import NewSequence
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.tree_kinds import read_tree
-from draftkit.targets.pretrained import of_language_model
+from draftkit.targets.pretrained import IMAGES, of_language_model
 from draftkit.targets.states import AuxLayers, TappedModel
 from draftkit.targets.target import Target
 
@@ -50,6 +50,7 @@ def answers(kind: str, asked: list[Request]) -> list[list[int]]:
 def target(kind: str) -> Target:
     model = visual_model(kind)
     model.set_attn_implementation(of_language_model(model.config, NAME))
+    setattr(model.config, IMAGES, True)
     return Target(model)
 
 
@@ -107,7 +108,7 @@ def test_what_is_not_run_is_refused_by_name() -> None:
     tokens, media = prompt_with_images("llava")
     engine = Engine(target("llava"), None, num_speculative_tokens=0, num_slots=1)
     sound = {"input_features": torch.zeros(1, 4, 4)}
-    with pytest.raises(DraftkitError, match="request a has audio, which draftkit's own engine does not run yet"):
+    with pytest.raises(DraftkitError, match="request a has audio, which draftkit does not run in its own process yet"):
         engine.generate([Request("a", tuple(tokens), NEW, media=media | sound)])
     film = {"pixel_values_videos": torch.zeros(1, 4, 4)}
     with pytest.raises(DraftkitError, match="request a has videos"):

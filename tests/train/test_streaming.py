@@ -251,7 +251,7 @@ def extract(target: Path, tmp_path_factory: pytest.TempPathFactory) -> VllmExtra
             }
         )
     norm = load_final_norm(target, torch.float32)
-    return VllmExtractor(lambda prompts: [Path(extraction(tokens)) for tokens in prompts], LAYERS, 6, norm)
+    return VllmExtractor(lambda prompts: [Path(extraction(asked["tokens"])) for asked in prompts], LAYERS, 6, norm)
 
 
 @pytest.fixture(scope="module")

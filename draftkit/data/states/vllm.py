@@ -16,35 +16,46 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from draftkit.data.sample_media import SampleMedia
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import load_final_norm
 from draftkit.engines.vllm.accepts import check_target
+from draftkit.engines.vllm.images import image_arguments, image_prompt
 from draftkit.engines.vllm.process import VllmProcess, vllm_process
+from draftkit.engines.vllm.worker import PromptTokens
 from draftkit.errors import FormatError
 from draftkit.io.atomic import scratch_folder
 from draftkit.targets.pretrained import trusts_remote_code
 
 # Only a step through the whole prompt is wanted, of which vLLM draws one token at least.
 SAMPLING = {"temperature": 0, "max_tokens": 1, "ignore_eos": True}
-Ask = Callable[[Sequence[list[int]]], list[Path]]  # prompts → the files that vLLM has written, as `write_states`
+Ask = Callable[[Sequence[PromptTokens]], list[Path]]  # prompts → the files that vLLM has written, as `write_states`
 
 
 class VllmExtractor:
-    """States from a running vLLM: `layers` in convention S, then the last after `norm`."""
+    """States from a running vLLM: `layers` in convention S, then the last after `norm`. `media` opens the images of
+    samples."""
 
-    def __init__(self, ask: Ask, layers: Sequence[int], num_layers: int, norm: nn.Module):
+    def __init__(
+        self, ask: Ask, layers: Sequence[int], num_layers: int, norm: nn.Module, media: SampleMedia | None = None
+    ):
         self._ask = ask
+        self._media = media
         self._norm = norm
         ids = layer_ids(layers, num_layers)
         self._columns = [ids.index(layer) for layer in layers]
         self._last = ids.index(num_layers)
 
     def __call__(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
-        paths = self._ask([sample.tokens.tolist() for sample in samples])
+        paths = self._ask([self._prompt(sample) for sample in samples])
         for place, (sample, path) in enumerate(zip(samples, paths, strict=True)):
             states = self._read(path, sample)
             last = self._norm(states[:, self._last])
             yield place, torch.cat((states[:, self._columns], last[:, None]), dim=1)
+
+    def _prompt(self, sample: Sample) -> PromptTokens:
+        images = [] if self._media is None else self._media.images(sample)
+        return image_prompt(sample.tokens.tolist(), sample.media, images, SAMPLING)
 
     def _read(self, path: Path, sample: Sample) -> Tensor:
         """The states [T, ids, H] of a file, which is then removed. Raises `FormatError` unless it is the sample's."""
@@ -75,12 +86,14 @@ def vllm_extractor(
     tensor_parallel: int,
     device: str | None,
     beside: Path,
+    media: SampleMedia | None = None,
+    most_images: int = 0,
 ) -> Iterator[VllmExtractor]:
     """Run vLLM with the Python interpreter `python` until the body ends.
 
     `longest`: tokens of a sample, at most. `device`: `cuda:N` for the first GPU to use. vLLM's files of a shard lie in
-    a hidden folder beside `beside` until they are read. Raises `DraftkitError` when there is no such interpreter, and
-    when vLLM fails.
+    a hidden folder beside `beside` until they are read. `media` opens the images of samples with up to `most_images`.
+    Raises `DraftkitError` when there is no such interpreter, and when vLLM fails.
     """
     check_target(target)
     norm = load_final_norm(target, dtype)
@@ -93,9 +106,9 @@ def vllm_extractor(
             longest=longest,
             tensor_parallel=tensor_parallel,
             trust_remote_code=trusts_remote_code(),
-        )
+        ) | image_arguments(most_images)
         with vllm_process(python, arguments, device) as process:
-            yield VllmExtractor(partial(write_states, process), layers, num_layers, norm)
+            yield VllmExtractor(partial(write_states, process), layers, num_layers, norm, media)
 
 
 def extracting_arguments(
@@ -140,7 +153,6 @@ def layer_ids(layers: Sequence[int], num_layers: int) -> list[int]:
     return sorted({*layers, num_layers})
 
 
-def write_states(process: VllmProcess, prompts: Sequence[list[int]]) -> list[Path]:
+def write_states(process: VllmProcess, prompts: Sequence[PromptTokens]) -> list[Path]:
     """The files of the prompts' states, complete. Raises `DraftkitError` as `VllmProcess.ask`."""
-    outputs = process.ask([{"tokens": tokens, "sampling": SAMPLING} for tokens in prompts])["outputs"]
-    return [Path(str(output["states"])) for output in outputs]
+    return [Path(str(output["states"])) for output in process.ask(prompts)["outputs"]]

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftkit.data.columns import SampleTable
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.sample_files import open_samples, samples_sha256
+from draftkit.data.sample_media import MediaOfSamples, SampleMedia, no_media
 from draftkit.data.samples import Sample
 from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
@@ -57,9 +59,13 @@ class Extractor(Protocol):
 
 
 class TargetExtractor:
-    """Runs the target in this process, on rows of at most `tokens_per_row` packed tokens."""
+    """Runs the target in this process, on rows of at most `tokens_per_row` packed tokens. `media` of samples with
+    images."""
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int], tokens_per_row: int):
+    def __init__(
+        self, model: PreTrainedModel, layers: Sequence[int], tokens_per_row: int, media: MediaOfSamples = no_media
+    ):
+        self._media = media
         self._source = OnlineStates(model, AuxLayers(tuple(layers)) if layers else None)
         self._device = model.device
         self._tokens_per_row = tokens_per_row
@@ -86,7 +92,7 @@ class TargetExtractor:
         tokens, positions, sample_ids = (
             row[name][None].to(self._device) for name in ("tokens", "positions", "sample_ids")
         )
-        features, last = self._source.states(tokens, positions, sample_ids)
+        features, last = self._source.states(tokens, positions, sample_ids, media=self._media(samples))
         last = last[0, :, None]
         return last if features is None else torch.cat((features[0].unflatten(1, (-1, last.shape[2])), last), dim=1)
 
@@ -358,12 +364,16 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
         if settings.vllm_python is not None:
             target.require_no_adapter("vLLM")
         samples = open_samples(data)
+        media = None
+        if samples.has_images():
+            target = target.with_images()
+            media = SampleMedia(data, target)
         longest = int(samples.lengths.max(initial=0))
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
         check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
         manifest = begin(out, _manifest(settings, target, data, samples, schema_of(out)))
-        with _extractor(settings, target, manifest, longest, out) as extractor:
+        with _extractor(settings, target, manifest, samples, media, out) as extractor:
             cost = plan(out, manifest, samples, extractor, row_tokens)
             yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
 
@@ -411,14 +421,19 @@ def _scratch_bytes(settings: StatesSettings, manifest: Manifest) -> int:
 
 @contextmanager
 def _extractor(
-    settings: StatesSettings, target: OpenedTarget, manifest: Manifest, longest: int, out: Path
+    settings: StatesSettings,
+    target: OpenedTarget,
+    manifest: Manifest,
+    samples: SampleTable,
+    media: SampleMedia | None,
+    out: Path,
 ) -> Iterator[Extractor]:
-    dtype = _dtype(settings)
+    dtype, longest = _dtype(settings), int(samples.lengths.max(initial=0))
     if settings.vllm_python is None:
         device = device_named(settings.device)
         model = load_training_target(target, device=device, dtype=dtype)
         tune_for_cpu(model)
-        yield TargetExtractor(model, manifest.layers, settings.row_tokens(longest))
+        yield TargetExtractor(model, manifest.layers, settings.row_tokens(longest), media or no_media)
         return
     with vllm_extractor(
         settings.vllm_python,
@@ -430,5 +445,7 @@ def _extractor(
         tensor_parallel=settings.tensor_parallel,
         device=settings.device,
         beside=out.absolute(),
+        media=media,
+        most_images=0 if media is None else max(len(sample.images) for sample in samples),
     ) as extractor:
         yield extractor

@@ -4,7 +4,7 @@ would expand those again that are expanded already."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import groupby
 from typing import Any
@@ -38,7 +38,7 @@ def _png(image: ImageFile) -> str:
     return base64.b64encode(written.getvalue()).decode()
 
 
-def image_arguments(most: int) -> Mapping[str, object]:
+def image_arguments(most: int) -> dict[str, object]:
     """The arguments of `vllm.LLM` for prompts with at most so many images, beside those for prompts of tokens alone:
     a processor of images takes the tokenizer."""
     return {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": most, "video": 0}} if most else {}

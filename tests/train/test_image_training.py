@@ -1,0 +1,154 @@
+"""Training on samples with images: their states come from the whole target, and what is simulated is what serving
+accepts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.checkpoints.processors import picture, save_visual_target
+from fixtures.training.image_samples import write_image_samples
+
+from draftkit.data.sample_files import open_samples
+from draftkit.data.sample_media import SampleMedia
+from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.data.states.write import StatesSettings, TargetExtractor, open_states_job
+from draftkit.errors import DraftkitError
+from draftkit.loading import open_target
+from draftkit.targets.states import AuxLayers
+from draftkit.train.config import TrainConfig
+from draftkit.train.run import train_draft
+from draftkit.train.settings import OnPolicy, Optimization, StreamSettings, Validation
+from draftkit.train.tuner import DraftTuner
+
+torch.set_num_threads(1)
+KIND = "qwen2_5_vl"
+LAYERS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_visual_target(tmp_path_factory.mktemp("target"), KIND)
+
+
+@pytest.fixture
+def data(target: Path, tmp_path: Path) -> Path:
+    return write_image_samples(target, tmp_path / "data" / "samples.jsonl", count=4, new=8)
+
+
+def config(target: Path, data: Path, out: Path, recipe: str = "eagle3", **changes: object) -> TrainConfig:
+    settings = TrainConfig(
+        recipe=recipe, target=str(target), data=str(data), out=str(out), device="cpu", tokens_per_row=256,
+        optimization=Optimization(lr=3e-3, max_steps=2), options={"layers": LAYERS},
+    )  # fmt: skip
+    return replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def states_folder(target: Path, data: Path, out: Path) -> Path:
+    settings = StatesSettings(target=str(target), layers=LAYERS, encoding="float32", device="cpu")
+    with open_states_job(data, out, settings) as job:
+        job.write()
+    return out
+
+
+@pytest.mark.slow
+def test_stored_states_are_those_of_the_whole_target(target: Path, data: Path, tmp_path: Path) -> None:
+    folder, samples = states_folder(target, data, tmp_path / "states"), open_samples(data)
+    stored = OfflineStates(folder, data=data, target=target, aux_layers=AuxLayers(LAYERS), dtype=torch.float32)
+    opened = open_target(str(target)).with_images()
+    model = load_training_target(opened, device="cpu", dtype=torch.float32)
+    media = SampleMedia(data, opened)
+    alone = dict(TargetExtractor(model, LAYERS, 64, media)(list(samples)))
+    blind = dict(TargetExtractor(model, LAYERS, 64)(list(samples)))
+    for number, sample in enumerate(samples):
+        found = stored.states_of([number], len(sample)).features
+        assert found is not None
+        expected = alone[number][:, :-1].flatten(1)
+        torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
+        assert (blind[number][:, :-1].flatten(1) - expected).abs().amax() > 0.1, "the images matter"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["eagle3", "dflash"])
+def test_a_run_with_images(recipe: str, target: Path, data: Path, tmp_path: Path) -> None:
+    """With the target in this process, which decodes too, and from its stored states: to the same metrics."""
+    here = config(target, data, tmp_path / "run", recipe, validation=Validation(share=0.5, k=2, decode=3))
+    online = train_draft(here).metrics
+    assert online["eval_acceptance_length_documents"] == 3
+    assert online["eval_decoded_acceptance_length"] == online["eval_acceptance_length"]
+    states = str(states_folder(target, data, tmp_path / "states"))
+    validation = Validation(share=0.5, k=2)
+    stored = train_draft(replace(here, out=str(tmp_path / "stored"), states=states, validation=validation)).metrics
+    assert stored["eval_loss"] == pytest.approx(online["eval_loss"], rel=1e-3)
+    assert stored["eval_acceptance_length"] == online["eval_acceptance_length"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["eagle3", "dflash"])
+def test_a_draft_trained_on_images_accepts_more_there(recipe: str, target: Path, tmp_path: Path) -> None:
+    """More than one trained on the same questions without images, on rows that neither has seen; and decoding accepts
+    what was simulated."""
+    files = {
+        name: write_image_samples(target, tmp_path / name / "samples.jsonl", first=first, count=count, images=images)
+        for name, first, count, images in (("images", 0, 24, True), ("text", 0, 24, False), ("judges", 24, 16, True))
+    }
+    lengths = {}
+    for name in ("images", "text"):
+        settings = config(
+            target, files[name], tmp_path / "runs" / name, recipe,
+            optimization=Optimization(lr=3e-3, max_steps=50),
+            validation=Validation(samples=str(files["judges"]), k=3, decode=16),
+        )  # fmt: skip
+        metrics = train_draft(settings).metrics
+        assert metrics["eval_decoded_acceptance_length"] == metrics["eval_acceptance_length"]
+        lengths[name] = metrics["eval_acceptance_length"]
+    assert lengths["images"] > lengths["text"] + 0.2
+
+
+def test_images_that_are_others_now(target: Path, data: Path, tmp_path: Path) -> None:
+    image = data.parent / "1.png"
+    image.write_bytes(picture(56, 28, 9))
+    with pytest.raises(DraftkitError, match=r"sample 1: 1.png is another image than when it was prepared"):
+        states_folder(target, data, tmp_path / "states")
+    image.unlink()
+    with pytest.raises(DraftkitError, match=r"sample 1: 1.png: the file cannot be read: No such file"):
+        train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0, every=0)))
+
+
+def test_another_processor_than_the_data_were_prepared_with(target: Path, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in target.iterdir():
+        text = file.read_bytes()
+        if file.name == "preprocessor_config.json":
+            text = text.replace(b'"merge_size": 2', b'"merge_size": 1')
+        (other / file.name).write_bytes(text)
+    media = SampleMedia(data, open_target(str(other)).with_images())
+    with pytest.raises(DraftkitError, match=r"tokens stand for images|makes other tokens"):
+        media(list(open_samples(data)))
+
+
+def test_what_is_not_done_with_images_is_refused_by_name(target: Path, data: Path, tmp_path: Path) -> None:
+    refused = {
+        "rows of images are not streamed": {"stream": StreamSettings(folder=str(tmp_path / "stream"))},
+        "on_policy.rounds=decoded": {"on_policy": OnPolicy(rounds="decoded")},
+    }
+    for what, changes in refused.items():
+        with pytest.raises(DraftkitError, match=what):
+            train_draft(config(target, data, tmp_path / "run", **changes))
+    draft = train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0))).draft
+    assert draft is not None
+    tuner = DraftTuner(draft, str(target), device="cpu")
+    with pytest.raises(DraftkitError, match="the samples have images"):
+        tuner.simulate_acceptance(data)
+    opened = open_target(str(target)).with_images()
+    model = load_training_target(opened, device="cpu", dtype=torch.float32)
+    seeing = DraftTuner(draft, model, media=SampleMedia(data, opened))
+    assert seeing.simulate_acceptance(data, k=2).length.mean >= 1
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    source = OnlineStates(load_training_target("zoo:target", device="cpu", dtype=torch.float32), None)
+    with pytest.raises(DraftkitError, match=r"has images, and .* reads none"):
+        source.states(tokens, tokens, tokens, media={0: {"pixel_values": torch.zeros(1)}})
