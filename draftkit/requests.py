@@ -168,8 +168,9 @@ class Request:
 
     `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
     `media`: what the target is given of a prompt with images besides its ids (`targets.media`).
-    For servers alone: `messages`, role and text, instead of a prompt where there is no tokenizer here, with the chat
-    template's `thinking`; `alternatives`, of how many of the likeliest tokens the log-probabilities are wanted.
+    For servers alone: `messages`, role and content (text, or parts in OpenAI's words), instead of a prompt where there
+    is no tokenizer here, and beside it where there are images; with the chat template's `thinking` and what else a chat
+    is asked with, `chat`; `alternatives`, of how many of the likeliest tokens the log-probabilities are wanted.
     """
 
     id: str
@@ -178,8 +179,9 @@ class Request:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: tuple[tuple[str, object], ...] = ()
     thinking: bool | None = None
+    chat: Mapping[str, object] = field(default_factory=dict)
     alternatives: int = 0
     media: Mapping[str, Tensor] | None = field(default=None, compare=False)
 

@@ -160,6 +160,7 @@ def regenerate(
     limit: RowLimitOption = None,
     system: SystemOption = None,
     template_options: TemplateOption = None,
+    media_root: MediaRootOption = None,
     template: Annotated[
         bool | None,
         typer.Option(
@@ -179,10 +180,11 @@ def regenerate(
     SamplingParameters(temperature, top_k, top_p)  # wrong ones are refused before the slow imports
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
+    from draftkit.data.prepare import root_from
     from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
     from draftkit.data.responses import ResponseFile
-    from draftkit.data.rows import LeftOutRows, most_rows, read_rows
+    from draftkit.data.rows import may_name_images, media_root_of, most_rows, read_rows, rows_read_by
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report, work_to_do
@@ -207,23 +209,30 @@ def regenerate(
         max_new_tokens=max_new_tokens,
     )
     sampling = settings.sampling(tokenizer)
-    left_out = LeftOutRows()
-    rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out)
-    file = ResponseFile(
-        out, settings.header(tokenizer, _weights(opened, endpoint, unread=dry_run and not is_there(out)))
+    left_out = rows_read_by(opened, served=bool(endpoint))
+    rows = read_rows(
+        source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out, media_root=media_root
     )
+    root = None
+    if opened.reads_images and not is_address(out):
+        root = root_from(Path(out), media_root_of(source, media_root))
+    weights = _weights(opened, endpoint, unread=dry_run and not is_there(out))
+    file = ResponseFile(out, settings.header(tokenizer, weights, root))
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
         _say_left_out(left_out)
         cost["left_out"] = left_out.to_dict()
         print_json({"schema": 1, "source": source} | cost) if as_json else console().print(work_to_do(cost))
         return
-    responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
+    shown = opened.reads_images and may_name_images(source)
+    answering = opened.with_images() if shown else opened
+    responder = _responder(answering, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)
     stopping.kept = lambda: f"{len(file.done):,} rows are kept in {out}; the same command goes on"
     with answer_progress("rows", before, most_rows(source, limit)) as on_answers:
-        renderer = Renderer(tokenizer, settings.template_options, system, template)
-        report = answer(rows, renderer, responder, file, seed=seed, on_progress=on_answers)
+        options = settings.template_options
+        renderer = Renderer(tokenizer, options, system, template, load_vision=lambda: opened.vision)
+        report = answer(rows, renderer, responder, file, seed=seed, served=bool(endpoint), on_progress=on_answers)
     result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before}
     result |= report.to_dict() | {"left_out": left_out.to_dict()}
     _say_left_out(left_out)

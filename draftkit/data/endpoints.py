@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from queue import PriorityQueue, SimpleQueue
 
 from draftkit.data.responses import NextRow, Refusal, Responded, RowPrompt, Sampling
+from draftkit.data.samples import Reason
 from draftkit.engines.connections import Limits
 from draftkit.engines.http import Api, RejectedRequest, Unanswered
 from draftkit.engines.servers.server import possible
-from draftkit.engines.vllm.client import CompletionsClient
+from draftkit.engines.vllm.client import CompletionsClient, OtherPrompt
 from draftkit.errors import SourceError
+from draftkit.media import RefusedMedia
 from draftkit.requests import Request
 
 LIMITS = Limits(silence=3600.0)  # one response, of which nothing is to be seen before its end, may wait for others
@@ -96,19 +98,21 @@ class EndpointResponder:
         """Answer what is ready, until there is None."""
         while (prompt := ready.get()[2]) is not None:
             try:
-                done.put((prompt, self._answer(prompt)))
+                done.put(self._answer(prompt))
             except BaseException as error:
                 done.put(error)
                 return
 
-    def _answer(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
+    def _answer(self, prompt: RowPrompt) -> Responded:
         """The answer of one server, and of another where that fails."""
         while True:
             endpoint = self._take()
             try:
                 return self._complete(endpoint.client, prompt)
             except RejectedRequest as error:
-                return Refusal(error.said)
+                return prompt, Refusal(error.said)
+            except RefusedMedia as error:
+                return prompt, Refusal(str(error).partition("\n")[0], Reason.BAD_IMAGE)
             except Unanswered as error:
                 self._leave_out(endpoint, error)
             finally:
@@ -137,11 +141,27 @@ class EndpointResponder:
         why = str(error).partition("\n")[0]  # what to do next is for a run that ends by it
         _log.warning("%s is left out, %d left of the servers: %s", endpoint.root, left, why)
 
-    def _complete(self, client: CompletionsClient, prompt: RowPrompt) -> tuple[int, ...]:
+    def _complete(self, client: CompletionsClient, prompt: RowPrompt) -> Responded:
+        """The answer; to messages with images only where the server has read them as the tokens of the prompt. Raises
+        `SourceError` for what `respond` says."""
         drawn = replace(self.sampling.parameters, seed=prompt.seed)
         request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
+        if prompt.media is not None:
+            request = replace(request, messages=prompt.media.sent(), chat=prompt.media.chat)
         ask = functools.partial(client.complete, self.model, request, self.sampling.end_ids)
-        return possible(ask, request, client.api.root).ids
+        try:
+            answer = possible(ask, request, client.api.root)
+        except OtherPrompt as error:
+            if prompt.media is None:
+                raise
+            return prompt, Refusal(error.said, Reason.OTHER_IDS)
+        if prompt.media is not None and answer.prompt is None:
+            raise SourceError(
+                "the server does not say which tokens it has read of messages",
+                where=client.api.root,
+                expected="prompt_token_ids, as vLLM returns for return_token_ids",
+            )
+        return replace(prompt, tokens=answer.prompt or prompt.tokens), answer.ids
 
     def _served_model(self, wanted: str | None) -> str:
         """The model that all endpoints serve, the one that is `wanted` where they serve several."""

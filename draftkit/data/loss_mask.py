@@ -15,15 +15,20 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from draftkit.data.rows import Message
 from draftkit.data.samples import Reason, Span, spans_of
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
-from draftkit.media import FiledMedium, ImageFile, MediaFolder, for_templates, media_of, text_of
-from draftkit.targets.chat import render, token_ids
-from draftkit.targets.vision import ReadImages, Vision
+from draftkit.media import FiledMedium, ImageFile, MediaFolder, RefusedMedia, for_templates, media_of, text_of
+from draftkit.targets.chat import TemplateRejection, render, token_ids
+from draftkit.targets.vision import Placeholders, ReadImages, Vision
 
+# Why a row is left out for which one of these is raised.
+REFUSALS: dict[type[Exception], Reason] = {
+    TemplateRejection: Reason.REJECTED, RefusedMedia: Reason.BAD_IMAGE, Placeholders: Reason.UNPLACED,
+}  # fmt: skip
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -49,8 +54,9 @@ class RowImages:
     read: ReadImages
 
     def until(self, messages: Sequence[Message]) -> ReadImages:
-        """What is made of those in the first messages of the conversation."""
-        return self.read.first(len(media_of(messages)))
+        """What is made of those in the first messages of the conversation; where that are not all, without inputs."""
+        number = len(media_of(messages))
+        return self.read if number == len(self.opened) else self.read.first(number)
 
 
 class Renderer:
@@ -113,6 +119,13 @@ class Renderer:
             return self.encode("\n".join(text_of(message["content"]) for message in messages))
         return self.ids(self.text(messages, tools, generate=True), None if images is None else images.until(messages))
 
+    def inputs(self, messages: Sequence[Message], tokens: Sequence[int], images: RowImages) -> Mapping[str, Tensor]:
+        """What the target is given besides the tokens of a prompt, which are those of the first messages."""
+        read = images.until(messages)
+        if len(read.texts) < len(images.opened):
+            read = self.vision.read(images.opened[: len(read.texts)])
+        return self.vision.of_tokens(tokens, read).inputs
+
     def text(
         self, messages: Sequence[Message], tools: Sequence[object] | None = None, *, generate: bool = False
     ) -> str:
@@ -120,7 +133,7 @@ class Renderer:
 
         Raises `TemplateRejection`.
         """
-        return self._text(self._prepared(messages), tools, generate=generate)
+        return self._text(self.prepared(messages), tools, generate=generate)
 
     def turns(
         self, messages: Sequence[Message], tools: Sequence[object] | None = None, images: RowImages | None = None
@@ -130,7 +143,7 @@ class Renderer:
         A turn whose history the template changes while rendering it is left without spans. Raises `TemplateRejection`,
         and `Placeholders` where the template does not place the images.
         """
-        messages = self._prepared(messages)
+        messages = self.prepared(messages)
         answers = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
         return [self._turn(messages[: index + 1], tools, images) for index in answers]
 
@@ -178,7 +191,8 @@ class Renderer:
             marked[np.flatnonzero(marked)[-1] :] = True
         return spans_of(marked)
 
-    def _prepared(self, messages: Sequence[Message]) -> list[Message]:
+    def prepared(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the system message. Raises `TargetError` for a target without a chat template."""
         if self.target.tokenizer.chat_template is None:
             raise TargetError(
                 "the target's tokenizer has no chat template, and the data are conversations",

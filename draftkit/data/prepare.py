@@ -8,22 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from draftkit.data.loss_mask import Renderer, RowImages, Turn, merged
+from draftkit.data.loss_mask import REFUSALS, Renderer, RowImages, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.sample_files import read_origin, read_samples, write_samples
 from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
-from draftkit.media import FiledMedium, MediaSpan, RefusedMedia
+from draftkit.media import FiledMedium, MediaSpan
 from draftkit.results.statistics import is_looping, repetition
-from draftkit.targets.chat import TemplateRejection
-from draftkit.targets.vision import Placeholders
-
-# Why a row is left out for which one of these is raised.
-REFUSALS: dict[type[Exception], Reason] = {
-    TemplateRejection: Reason.REJECTED, RefusedMedia: Reason.BAD_IMAGE, Placeholders: Reason.UNPLACED,
-}  # fmt: skip
 
 
 def prepare(
@@ -118,8 +111,8 @@ def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int 
     if isinstance(row.content, Refused):
         report.note(Reason.REFUSED, row.id, row.content.reason)
         return
-    if isinstance(row.content, Served) and row.content.sounds:
-        report.note(Reason.SOUND, row.id)
+    if isinstance(row.content, Served) and row.content.unread:
+        report.note(Reason.UNREAD, row.id)
         return
     sequences = merged(turn for turn in turns if turn.spans)
     reasons = {reason for turn in turns for reason in turn.reasons}

@@ -6,21 +6,22 @@ What is stored are the token ids that were read and drawn, so that training need
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Literal
 
-from draftkit.data.loss_mask import Renderer, Turn, merged
-from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
+from draftkit.data.loss_mask import REFUSALS, Renderer, RowImages, Turn, merged
+from draftkit.data.responses import MediaPrompt, Refusal, Responder, ResponseFile, RowPrompt, Sampling
 from draftkit.data.rows import TOOL_ROLES, Conversation, Message, Row
 from draftkit.data.samples import Reason, RowCounts, Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, require_count
 from draftkit.hub.local_paths import public_name
+from draftkit.media import MediaFolder, MediaSpan, media_of
 from draftkit.requests import SamplingParameters
-from draftkit.targets.chat import TemplateRejection
 
 IN_VAIN = 64  # rows without an answer, after which none is expected
 
@@ -29,19 +30,24 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass
 class Dialogue:
-    """One row while its turns are being written. `questions`: what comes before each answer that is still to come."""
+    """One row while its turns are being written. `questions`: what comes before each answer that is still to come.
+    `images`: those of all of them. `media`: of each turn, the tokens that stand for images. `served`: by a server,
+    which may fetch images, and hear sounds."""
 
     row: Row
     questions: list[list[Message]]
+    served: bool = False
     history: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     refused: tuple[Reason, str] | None = None
+    images: RowImages | None = None
+    media: dict[tuple[int, ...], tuple[MediaSpan, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Row) -> Dialogue:
+    def of(cls, row: Row, *, served: bool = False) -> Dialogue:
         match row.content:
             case Conversation(messages):
-                dialogue = cls(row, questions(messages))
+                dialogue = cls(row, questions(messages), served)
                 if not dialogue.questions:
                     dialogue.refused = (Reason.NO_SPAN, "there is no user message to answer")
                 return dialogue
@@ -52,29 +58,53 @@ class Dialogue:
                     "the rows are responses already", where=row.where, hint="pass the source that they were made from"
                 )
 
-    def ask(self, renderer: Renderer) -> list[int] | None:
-        """The tokens of the next prompt; None when the row is done."""
+    def ask(self, renderer: Renderer) -> tuple[tuple[int, ...], MediaPrompt | None] | None:
+        """The tokens of the next prompt, and what it is besides; None when the row is done."""
         if self.refused or not self.questions:
             return None
         self.history += self.questions.pop(0)
         try:
-            tokens = self._prompt(renderer)
-        except TemplateRejection as rejection:
-            self.refuse(Reason.REJECTED, str(rejection))
+            tokens, media = self._prompt(renderer)
+        except tuple(REFUSALS) as refusal:
+            self.refuse(REFUSALS[type(refusal)], str(refusal).partition("\n")[0])
             return None
-        if not tokens:
+        if not tokens and media is None:
             self.refuse(Reason.TOO_SHORT, "the prompt is empty")
             return None
-        return tokens
+        return tuple(tokens), media
 
-    def _prompt(self, renderer: Renderer) -> list[int]:
+    def _prompt(self, renderer: Renderer) -> tuple[Sequence[int], MediaPrompt | None]:
         match self.row.content:
             case str() as text:
-                return renderer.continued(text)
+                return renderer.continued(text), None
             case Conversation(tools=tools):
-                return renderer.prompt(self.history, tools)
+                return self._media_prompt(renderer, tools) or (renderer.prompt(self.history, tools), None)
             case _:
                 raise AssertionError("`of` takes no other rows")
+
+    def _media_prompt(
+        self, renderer: Renderer, tools: Sequence[object] | None
+    ) -> tuple[Sequence[int], MediaPrompt] | None:
+        """The next prompt where images or sounds are in it; of what is not read here a server knows the tokens."""
+        if not media_of(self.history):
+            return None
+        messages, folder = renderer.prepared(self.history), MediaFolder(self.row.folder)
+        chat: dict[str, object] = {"tools": list(tools)} if tools else {}
+        chat |= {"chat_template_kwargs": renderer.options} if renderer.options else {}
+        if self._unread:
+            return (), MediaPrompt(tuple(messages), folder, {}, chat)
+        if self.images is None:
+            self.images = renderer.images([*self.history, *itertools.chain(*self.questions)], self.row.folder)
+        assert self.images is not None
+        tokens = renderer.prompt(self.history, tools, self.images)
+        self.media[tuple(tokens)] = renderer.vision.spans(tokens, self.images.until(self.history))
+        inputs = renderer.inputs(self.history, tokens, self.images)
+        return tokens, MediaPrompt(tuple(messages), folder, inputs, chat)
+
+    @property
+    def _unread(self) -> bool:
+        """Whether there is something that a server hears or fetches."""
+        return self.served and any(one.modality == "audio" or one.is_remote for one in media_of(self.history))
 
     def answer(self, prompt: Sequence[int], response: Sequence[int], renderer: Renderer) -> None:
         """Take in a response; one without an end of turn ends the row."""
@@ -82,7 +112,9 @@ class Dialogue:
         target = renderer.target
         ended = bool(response) and response[-1] in target.end_ids
         reasons = frozenset() if ended else frozenset({Reason.NO_END})
-        self.turns.append(Turn(tokens, [(len(prompt), len(tokens))] if response else [], reasons))
+        spans = [(len(prompt), len(tokens))] if response else []
+        self.turns.append(Turn(tokens, spans, reasons, len(media_of(self.history))))
+        self.media[tuple(tokens)] = self.media.pop(tuple(prompt), ())
         text = target.tokenizer.decode(response[:-1] if ended else response, skip_special_tokens=True)
         self.history.append({"role": "assistant", "content": text})
         if not ended:
@@ -98,8 +130,14 @@ class Dialogue:
         if not self.turns:
             assert self.refused is not None
             return line | {"refused": f"{self.refused[0]}: {self.refused[1]}"}
-        sequences = [{"tokens": turn.tokens, "supervised": turn.spans} for turn in merged(self.turns)]
-        return line | {"messages": self.history, "sequences": sequences}
+        sequences: list[dict[str, object]] = []
+        for turn in merged(self.turns):
+            media = [[*astuple(span)] for span in self.media[tuple(turn.tokens)]]
+            sequences.append({"tokens": turn.tokens, "supervised": turn.spans} | ({"media": media} if media else {}))
+        line |= {"messages": self.history, "sequences": sequences}
+        if self.images is not None:
+            line["images"] = [asdict(file) for file in self.images.files[: self.turns[-1].images]]
+        return line | ({"unread": True} if self._unread else {})
 
 
 def questions(messages: Iterable[Message]) -> list[list[Message]]:
@@ -148,11 +186,15 @@ class RegenerateSettings:
         require_count("max_new_tokens", self.max_new_tokens)
         SamplingParameters(self.temperature, self.top_k, self.top_p, seed=self.seed)
 
-    def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
+    def header(
+        self, tokenizer: TargetTokenizer, target_sha256: str | None = None, media_root: str | None = None
+    ) -> dict[str, object]:
         """The settings as they are stored, with names instead of paths, and with what tells the same target: its
-        tokenizer and the digest of its weights, None where a server has them."""
+        tokenizer and the digest of its weights, None where a server has them. `media_root`: the folder of the images as
+        it is reached from that of the file."""
         places = {"source": public_name(self.source), "target": public_name(self.target)}
-        return asdict(self) | places | tokenizer.identity | {"target_sha256": target_sha256}
+        stated = asdict(self) | places | tokenizer.identity | {"target_sha256": target_sha256}
+        return stated if media_root is None else stated | {"media_root": media_root}
 
     def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
         """These settings in the form that a responder takes."""
@@ -189,18 +231,19 @@ def regenerate(
     out: ResponseFile,
     *,
     seed: int = 0,
+    served: bool = False,
     on_progress: OnProgress = lambda rows, tokens: None,
 ) -> RowCounts:
     """Answer rows, as many together as the responder does, and append each to `out` within `ResponseFile.every` seconds
     of its end; rows that it has are passed over, whatever their order.
 
-    `on_progress` is told of rows that are done, and of tokens that were drawn. The answer to a row depends on its id,
-    its turn and `seed`, not on the other rows or on how often the run was interrupted, up to the numerics of batched
-    matrix products. Returns counts of the rows of this run. Raises `DraftkitError` when none of the first `IN_VAIN`
-    rows is answered and for a row of which `out` has the answer to another one, and what the responder and the file
-    raise.
+    `served`: a server answers, which may fetch images and hear sounds. `on_progress` is told of rows that are done, and
+    of tokens that were drawn. The answer to a row depends on its id, its turn and `seed`, not on the other rows or on
+    how often the run was interrupted, up to the numerics of batched matrix products. Returns counts of the rows of this
+    run. Raises `DraftkitError` when none of the first `IN_VAIN` rows is answered and for a row of which `out` has the
+    answer to another one, and what the responder and the file raise.
     """
-    dialogues = _Dialogues(rows, renderer, out, seed)
+    dialogues = _Dialogues(rows, renderer, out, seed, served)
     try:
         for prompt, answer in responder.respond(dialogues.ask):
             dialogues.answer(prompt, answer)
@@ -218,12 +261,13 @@ class _Dialogues:
     `counts`: of those that are written.
     """
 
-    def __init__(self, rows: Iterable[Row], renderer: Renderer, out: ResponseFile, seed: int):
+    def __init__(self, rows: Iterable[Row], renderer: Renderer, out: ResponseFile, seed: int, served: bool):
         self.counts = RowCounts()
         self._rows = iter(rows)
         self._renderer = renderer
         self._out = out
         self._seed = seed
+        self._served = served
         self._begun: dict[str, str] = {}  # the digests of the rows of this run
         self._going_on: deque[Dialogue] = deque()
         self._asked: dict[str, Dialogue] = {}
@@ -233,13 +277,13 @@ class _Dialogues:
     def ask(self) -> RowPrompt | None:
         """The next turn of a row that goes on, else the first of another; None where there is neither now."""
         while (dialogue := self._going_on.popleft() if self._going_on else self._new()) is not None:
-            tokens = dialogue.ask(self._renderer)
-            if tokens is None:
+            asked = dialogue.ask(self._renderer)
+            if asked is None:
                 self._done.append(dialogue)
                 continue
-            row, turn = dialogue.row, len(dialogue.turns)
+            (tokens, media), row, turn = asked, dialogue.row, len(dialogue.turns)
             self._asked[row.id] = dialogue
-            return RowPrompt(row.id, tuple(tokens), row_seed(self._seed, row.id, turn), goes_on=turn > 0)
+            return RowPrompt(row.id, tokens, row_seed(self._seed, row.id, turn), turn > 0, media)
         return None
 
     def _new(self) -> Dialogue | None:
@@ -248,14 +292,14 @@ class _Dialogues:
             if self._out.has(row, self._begun):
                 continue
             self._begun[row.id] = row.sha256
-            return Dialogue.of(row)
+            return Dialogue.of(row, served=self._served)
         return None
 
     def answer(self, prompt: RowPrompt, answer: tuple[int, ...] | Refusal) -> None:
         """Take in the answer to what was asked."""
         dialogue = self._asked.pop(prompt.id)
         if isinstance(answer, Refusal):
-            dialogue.refuse(Reason.REFUSED, answer.reason)
+            dialogue.refuse(answer.kind, answer.reason)
         else:
             dialogue.answer(prompt.tokens, answer, self._renderer)
         self._going_on.append(dialogue)

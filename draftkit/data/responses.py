@@ -8,20 +8,23 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Protocol
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftkit.data.journals import journal_at, not_ours
-from draftkit.data.rows import REGENERATED, Row
+from draftkit.data.rows import REGENERATED, Message, Row
+from draftkit.data.samples import Reason
 from draftkit.errors import DraftkitError, FormatError, command
 from draftkit.hub.local_paths import public_name
 from draftkit.io.jsonl import dump_line
 from draftkit.layout.digest import weights_sha256
 from draftkit.loading import OpenedTarget, open_target
+from draftkit.media import MediaFolder, for_servers
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
@@ -29,23 +32,41 @@ from draftkit.targets.target import Target
 
 
 @dataclass(frozen=True)
+class MediaPrompt:
+    """What a prompt with images or sounds is to a server, `messages` with files in `folder` and what else it is asked
+    with, `chat`; and what the target in this process is given besides the ids, its `inputs`."""
+
+    messages: tuple[Message, ...]
+    folder: MediaFolder
+    inputs: Mapping[str, Tensor]
+    chat: Mapping[str, object] = field(default_factory=dict)
+
+    def sent(self) -> tuple[tuple[str, object], ...]:
+        """The messages as a server takes them. Raises `RefusedMedia`."""
+        return tuple((said["role"], said["content"]) for said in for_servers(self.messages, self.folder))
+
+
+@dataclass(frozen=True)
 class RowPrompt:
     """Token ids to answer, the id of the row, and the seed of the answer's random numbers, below 2⁶³.
 
-    `goes_on`: whether the row has been answered before, so that a server may still have what it read then.
+    `goes_on`: whether the row has been answered before, so that a server may still have what it read then. `media`: of
+    a prompt with images or sounds; with sounds only the server knows the ids, and there are none here.
     """
 
     id: str
     tokens: tuple[int, ...]
     seed: int
     goes_on: bool = False
+    media: MediaPrompt | None = None
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A prompt that is not answered, and why."""
+    """A prompt that is not answered, and why: `kind` in short."""
 
     reason: str
+    kind: Reason = Reason.REFUSED
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,8 @@ class EngineResponder:
                 if room := max(positions.room(len(prompt.tokens)), 0):
                     asked[prompt.id] = prompt
                     most, drawn = min(sampling.max_new_tokens, room), replace(sampling.parameters, seed=prompt.seed)
-                    return Request(prompt.id, prompt.tokens, most, drawn, sampling.end_ids)
+                    inputs = None if prompt.media is None else prompt.media.inputs
+                    return Request(prompt.id, prompt.tokens, most, drawn, sampling.end_ids, media=inputs)
                 why = f"{len(prompt.tokens)} prompt tokens: its tokens fill the target's context of {positions.most}"
                 refused.append((prompt, Refusal(why)))
             return None
@@ -135,8 +157,8 @@ def _served_instead(target: str) -> str:
     return f"{command('vllm', 'serve', target)}, and --endpoint http://HOST:PORT/v1 of that server"
 
 
-PLACES = ("source", "target")  # settings that say where something lies, of which the name counts
-LATER = ("target_sha256", "end_ids")  # settings that are younger than some of the files
+PLACES = ("source", "target", "media_root")  # settings that say where something lies, of which the name counts
+LATER = ("target_sha256", "end_ids", "media_root")  # settings that are younger than some of the files
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftkit.data.samples import Span, parse_media, parse_tokens
 from draftkit.errors import FormatError, SourceError
@@ -22,9 +22,11 @@ from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt
 from draftkit.io.store import Store, is_address
-from draftkit.loading import OpenedTarget
-from draftkit.media import FiledMedium, MediaSpan, Modality, medium_of, openai_part
+from draftkit.media import IMAGE_PARTS, FiledMedium, MediaSpan, Modality, medium_of, openai_part
 from draftkit.version import with_extra
+
+if TYPE_CHECKING:
+    from draftkit.loading import OpenedTarget  # with torch, which rows of prompts do without
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
 SYNTHESIZED = "draftkit-prompts"  # the format of a file of prompts that a target has written
@@ -40,6 +42,7 @@ SHAPES = (
 TEXTS = {
     "text": "text", "input_text": "text", "output_text": "text", "thinking": "thinking", "refusal": "refusal",
 }  # fmt: skip
+IMAGE_WORDS = tuple(f'"{kind}"'.encode() for kind in IMAGE_PARTS)
 # Keys of a row, of a message and of a part that hold what is not text.
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 MEDIA_OF_PARTS = (
@@ -127,8 +130,8 @@ def rows_read_by(target: OpenedTarget, *, served: bool = False) -> LeftOutRows:
     is sent sounds too."""
     images: frozenset[Modality] = frozenset({"image"}) if target.reads_images else frozenset()
     if served:
-        what = "images and sounds" if images else "sounds"
-        return LeftOutRows(takes=images | {"audio"}, why=f"a server of the target is sent text, {what}")
+        what = "images, and sounds" if images else "sounds"
+        return LeftOutRows(takes=images | {"audio"}, why=f"a server of the target is sent text and {what}")
     if images:
         return LeftOutRows(takes=images, why="the target is given text and images; sounds are only sent to servers")
     return LeftOutRows(why="the target reads text alone")
@@ -147,13 +150,14 @@ class Conversation:
 class Served:
     """What a target has read and written, as token ids, each sequence with the spans it wrote.
 
-    `media`: of each sequence, the tokens that stand for images, and these. `sounds`: whether it has heard some.
+    `media`: of each sequence, the tokens that stand for images, and these. `unread`: whether it has heard sounds, or
+    seen images that lie on the network.
     """
 
     sequences: tuple[tuple[list[int], list[Span]], ...]
     tokenizer_sha256: str
     media: tuple[tuple[tuple[MediaSpan, ...], tuple[FiledMedium, ...]], ...] = ()
-    sounds: bool = False
+    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,20 @@ def media_root_of(source: str, named: Path | None = None) -> Path | None:
     settings = first.get("settings") if first.get("format") == REGENERATED else None
     stated = settings.get("media_root") if isinstance(settings, dict) else None
     return path.parent / stated if isinstance(stated, str) else path.parent
+
+
+def may_name_images(source: str) -> bool:
+    """Whether a part of some row may name an image: in JSON files by the words that such parts have, else unknown."""
+    path = Path(os.path.expanduser(source))
+    if not path.exists():
+        return True
+    for file in data_files(path):
+        if file.suffix == ".parquet":
+            return True
+        with file.open("rb") as lines:
+            if file.suffix != ".txt" and any(word in line for line in lines for word in IMAGE_WORDS):
+                return True
+    return False
 
 
 def most_rows(source: str, limit: int | None = None) -> int | None:
@@ -413,7 +431,7 @@ def _served(record: dict[str, object], where: str, tokenizer: str) -> Served | R
             raise TypeError("no sequences")
         parsed = tuple(parse_tokens(sequence) for sequence in sequences)
         media = [_media_of(record, sequence) for sequence in sequences] if record.get("images") else []
-        return Served(parsed, tokenizer, tuple(media), record.get("sounds") is True)
+        return Served(parsed, tokenizer, tuple(media), record.get("unread") is True)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
             f"not a regenerated row: {type(error).__name__} {error}", where=where, hint="regenerate this file again"

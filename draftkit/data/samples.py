@@ -186,7 +186,7 @@ class Reason(StrEnum):
     UNPLACED = "images not placed"
     CUT_IMAGE = "image cut"
     OTHER_IDS = "read as other tokens"
-    SOUND = "sound"
+    UNREAD = "not read here"
 
 
 CONSEQUENCES = {
@@ -204,7 +204,7 @@ CONSEQUENCES = {
     Reason.UNPLACED: "left out: the chat template does not place its images, or a text spells a placeholder",
     Reason.CUT_IMAGE: "left out: the length limit would cut the tokens of an image",
     Reason.OTHER_IDS: "left out: the server has read its prompt as other token ids than the target's processor makes",
-    Reason.SOUND: "left out: sounds are sent to servers, and no target in this process reads them",
+    Reason.UNREAD: "left out: sounds, and images at addresses, are only sent to servers: no target here has them",
 }
 
 

@@ -139,7 +139,8 @@ class Answer:
     offline engine took it up. `gaps`: seconds between chunks, where they were seen. `drafts`: the request's own counts,
     where the engine gives them. `text` and `count`: what was said and of how many tokens, where a server names not all.
     `logprobs` and `alternatives`: of each token the log-probability, and those of the likeliest ones there, where they
-    were asked for. `steps`: those after the prefill, of an engine that keeps a record of each.
+    were asked for. `steps`: those after the prefill, of an engine that keeps a record of each. `prompt`: the ids that a
+    server says it has read.
     """
 
     tokens: tuple[Token, ...]
@@ -152,6 +153,7 @@ class Answer:
     logprobs: tuple[float, ...] | None = None
     alternatives: tuple[Mapping[Token, float], ...] | None = None
     steps: int | None = None
+    prompt: tuple[int, ...] | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:

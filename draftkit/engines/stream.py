@@ -56,7 +56,8 @@ def prompt_of(request: Request) -> dict[str, object]:
     """The prompt as `/v1/completions` takes it, or the messages as `/v1/chat/completions` does."""
     if not request.messages:
         return {"prompt": list(request.prompt)}
-    body: dict[str, object] = {"messages": [{"role": role, "content": text} for role, text in request.messages]}
+    messages = [{"role": role, "content": content} for role, content in request.messages]
+    body: dict[str, object] = {"messages": messages, **request.chat}
     return body if request.thinking is None else body | {"chat_template_kwargs": {"enable_thinking": request.thinking}}
 
 

@@ -120,10 +120,10 @@ class Vision:
 
     def encode(self, text: str, images: ReadImages) -> MediaTokens:
         """The tokens of a rendered conversation with its images. Raises `Placeholders`."""
-        return self.of_tokens(self.ids(text, images), images)
+        return self.of_tokens(self._ids(self.expand(text, images)), images)
 
     def of_tokens(self, tokens: Sequence[int], images: ReadImages) -> MediaTokens:
-        """The tokens of a conversation with its images. Raises `Placeholders`."""
+        """The tokens of a conversation with its images. Raises `Placeholders` as `spans`."""
         types = torch.tensor([[int(token in self.image_ids) for token in tokens]])
         typed = {} if images.types_name is None else {images.types_name: types}
         return MediaTokens(tuple(tokens), self.spans(tokens, images), {**images.inputs, **typed})

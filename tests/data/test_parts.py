@@ -148,8 +148,7 @@ def test_commands_say_what_they_leave_out(command: str, draftkit: Command, tmp_p
         ran = draftkit(*asked, *more)
         said = json.loads(ran.out)
         assert (said["rows"], said["left_out"]["rows"]) == (2, 2)
-        why = "the target reads text alone" if command == "prepare" else "the text of messages alone is used here"
-        assert ran.err == f"{TOLD}{path}, line 1): {why}\n"
+        assert ran.err == f"{TOLD}{path}, line 1): the target reads text alone\n"
     assert "image" not in out.read_text()
 
 

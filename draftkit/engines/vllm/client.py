@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from draftkit.engines.http import Api, Event
@@ -38,21 +38,16 @@ class CompletionsClient:
     def complete(self, model: str, request: Request, end_ids: frozenset[int] | None, *, stream: bool = False) -> Answer:
         """The answer to a request; with `stream`, its times too.
 
-        Raises `RejectedRequest` when the server serves no such prompt, and `SourceError` when it fails, gives no token
-        ids, or has read another prompt.
+        Raises `RejectedRequest` when the server serves no such prompt, `OtherPrompt` when it has read other token ids,
+        and `SourceError` when it fails or gives no token ids.
         """
         body = completion_body(model, request, end_ids, stream=stream)
         where = self.api.root + path_of(request)
         began = time.perf_counter()
         events = self.api.ask(path_of(request), body, stream=stream)
-        for _, event in events:
-            read = choice_of(event).get("prompt_token_ids")
-            if isinstance(read, list) and request.prompt and read != body["prompt"]:
-                raise SourceError(
-                    f"the server has read {len(read)} prompt tokens where {len(request.prompt)} were sent",
-                    where=f"{where}, request {request.id}",
-                    hint="something between here and the model sends other prompt tokens: pass the server's address",
-                )
+        read = next((found for _, event in events if (found := _read_prompt(event)) is not None), None)
+        if read is not None and request.prompt and read != request.prompt:
+            raise OtherPrompt(read, request, where)
         chunks = chunks_of(events)
         if not chunks or any(isinstance(token, str) for chunk in chunks for token in chunk.tokens or ("",)):
             raise SourceError(
@@ -62,7 +57,29 @@ class CompletionsClient:
                 hint="text without its token ids cannot be turned back into those drawn: serve the target with vLLM",
             )
         answer = answer_of(chunks, began, _counts(events))
-        return answer if stream else Answer(answer.tokens, None, None, drafts=answer.drafts)
+        return answer if stream else Answer(answer.tokens, None, None, drafts=answer.drafts, prompt=read)
+
+
+class OtherPrompt(SourceError):
+    """A server has read other token ids than a request has."""
+
+    def __init__(self, read: tuple[int, ...], request: Request, where: str):
+        self.said = f"the server has read {len(read)} prompt tokens where {len(request.prompt)} were sent"
+        if request.messages:
+            self.said = f"the server reads the messages as {len(read)} other tokens than the {len(request.prompt)} here"
+        super().__init__(
+            self.said,
+            where=f"{where}, request {request.id}",
+            hint="something between here and the model sends other prompt tokens: pass the server's address"
+            if not request.messages
+            else "its chat template or its image processor is another one: serve the same folder that --target names",
+        )
+
+
+def _read_prompt(event: Mapping[str, object]) -> tuple[int, ...] | None:
+    """The prompt's ids that the server says it has read: of a completion with the choice, of a chat beside it."""
+    read = choice_of(event).get("prompt_token_ids") or event.get("prompt_token_ids")
+    return tuple(read) if isinstance(read, list) else None
 
 
 def _counts(events: list[Event]) -> DraftCounts | None:
