@@ -23,7 +23,6 @@ from draftkit.io.atomic import temporary_folder
 from draftkit.layout.families import families, named
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.quantization import COMPRESSED
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import ADAPTED, TargetFacts, language_model
 from draftkit.models.rounded_inputs import round_inputs
@@ -325,14 +324,13 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
     With the target's `tokenizer`, a causal language model may have another one: it drafts the tokens that both share.
     Raises `TargetError` when draft and target do not fit, and for a causal language model that draftkit does not run.
-    One that compressed-tensors has quantized is loaded as a plain copy of it, and rounds its inputs as it says.
+    One whose weights are quantized is loaded as a plain copy of it, and rounds its inputs as it says.
     """
     if draft.spec.architecture.own_model:
         require_equal_decoding(draft.kept(own_model).config)
     family = family_of(draft)
-    stated = draft.spec.quantization or {}
     drafter: Drafter
-    if draft.spec.architecture.own_model and stated.get("quant_method") == COMPRESSED:
+    if draft.spec.architecture.own_model and draft.spec.quantization is not None:
         with temporary_folder() as scratch:
             write_draft(scratch / "plain", plain_draft(draft))
             drafter = family.load_drafter(read_draft(scratch / "plain"), target, tokenizer)

@@ -91,7 +91,8 @@ class Diagnosis(Shown):
         if tried.alike:
             shown, more = "; ".join(tried.alike[:SHOWN_ALIKE]), len(tried.alike) - SHOWN_ALIKE
             rest = f"; {more} more" if more > 0 else ""
-            also = f" (as good within noise: {shown}{rest}. Ask its author, or take more prompts to tell them apart)"
+            ask = "Take" if tried.by_context else "Ask its author, or take"  # no author has said what holds at length
+            also = f" (as good within noise: {shown}{rest}. {ask} more prompts to tell them apart)"
         if tried.by_context:
             at = next(at for at in tried.by_context if at.gain == tried.gain)
             also = f" {at.name}, and {tried.elsewhere}{also}" if tried.elsewhere else f" {at.name}{also}"

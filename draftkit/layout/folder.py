@@ -114,7 +114,7 @@ def _quantized_since(
     stated = config.get("quantization_config")
     if stated is None and (folder / MODELOPT_FILE).is_file():
         stated = read_object(folder / MODELOPT_FILE)
-    known = spec.quantization or spec.engine_config().get("quantization_config")
+    known = spec.stored_as
     scaled = set() if known else modules_with_scales(found) - modules_with_scales(spec.tensors())
     if stated in (None, known) and not scaled:
         return spec

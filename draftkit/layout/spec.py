@@ -33,6 +33,13 @@ class DraftSpec:
     quantization: dict[str, object] | None = None
 
     @property
+    def stored_as(self) -> dict[str, object] | None:
+        """What says how its quantized weights are stored: its `quantization`, or of heads that are kept as they lie in
+        their target, what the target's config says; None where nothing does."""
+        stated = self.quantization or self.architecture.engine_config().get("quantization_config")
+        return stated if isinstance(stated, dict) else None
+
+    @property
     def method(self) -> str:
         """The published name of this combination of facts: eagle, eagle3, p-eagle, draft-model, pard, ..."""
         return self.architecture.method

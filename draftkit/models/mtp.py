@@ -23,6 +23,7 @@ from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import COPIES
 from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.models.rounded_inputs import input_formats, round_inputs_of
 from draftkit.models.weights import check_sizes, load_stored
 from draftkit.targets.attention import Sight, compresses, narrow
 from draftkit.targets.finite import require_finite
@@ -131,8 +132,24 @@ def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str, dtype: to
     with torch.device(target.device):
         model = MtpModel(spec, target.config, attention, dtype or target.dtype)
     fill_mtp(model, load_stored(draft, target.device), draft.path)
+    _round_inputs(model, draft)
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model.eval().requires_grad_(False)
+
+
+def _round_inputs(model: MtpModel, draft: Draft) -> None:
+    """Have the linear layers round their inputs as the target's quantization says; experts, which are one tensor here,
+    read theirs as they are."""
+    formats = input_formats(draft)
+    for index, head in enumerate(model.heads):
+        names, prefix = _names(model.spec, index)
+        parts = {
+            name.removesuffix(".weight"): getattr(head, part.removesuffix(".weight")) for part, name in names.items()
+        }
+        layer = head.get_submodule("decoder.layers.0")
+        parts |= {f"{prefix}{name}": inner for name, inner in layer.named_modules()}
+        for module, (format, scale) in formats.items():
+            round_inputs_of(parts.get(module), format, scale)
 
 
 def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: Path) -> None:

@@ -29,16 +29,20 @@ def round_inputs(module: nn.Module, draft: Draft, prefix: str = "") -> None:
     for name, (format, scale) in input_formats(draft).items():
         if not f"{name}.".startswith(prefix):
             continue
-        layer = module.get_submodule(f"{name}.".removeprefix(prefix).removesuffix("."))
-        if isinstance(layer, nn.Linear):
-            here = None if scale is None else scale.to(layer.weight.device)
-            vars(layer)["forward"] = RoundedInputs(layer, format, here)
+        round_inputs_of(module.get_submodule(f"{name}.".removeprefix(prefix).removesuffix(".")), format, scale)
+
+
+def round_inputs_of(layer: nn.Module | None, format: InputFormat, scale: Tensor | None) -> None:
+    """Have a layer round its inputs, where it is a linear one. `scale` as `rounded_inputs` takes it."""
+    if isinstance(layer, nn.Linear):
+        here = None if scale is None else scale.to(layer.weight.device)
+        vars(layer)["forward"] = RoundedInputs(layer, format, here)
 
 
 def input_formats(draft: Draft) -> dict[str, tuple[InputFormat, Tensor | None]]:
     """How the inputs of each quantized module are rounded, and the scale of all of them that lies in the file, as
     `rounded_inputs` takes it; modules whose inputs stay as they are, are left out."""
-    stated = draft.spec.quantization
+    stated = draft.spec.stored_as
     if stated is None:
         return {}
     found = {name: (handle.dtype, handle.shape) for name, handle in draft.tensors.items()}

@@ -36,7 +36,7 @@ def load_weights(
 def load_stored(draft: Draft, device: torch.device | str, prefix: str = "") -> dict[str, Tensor]:
     """The same tensors as `load_weights`, unchecked and in their stored dtypes, quantized ones in float32."""
     found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
-    return {name: tensor.to(device) for name, tensor in dequantized(found, draft.spec.quantization).items()}
+    return {name: tensor.to(device) for name, tensor in dequantized(found, draft.spec.stored_as).items()}
 
 
 def load_into(

@@ -230,8 +230,9 @@ def footprint_of(model: PreTrainedModel) -> Footprint:
     return found
 
 
-def read_supported(folder: Path, config: PretrainedConfig | None = None) -> Supported:
+def read_supported(folder: Path, config: PretrainedConfig | None = None, *, plain: bool = False) -> Supported:
     """The configuration of a model in a folder; `config` is the same as transformers has read it, where it has.
+    `plain`: draftkit itself makes plain weights of its quantized ones.
 
     Raises `TargetError` for one that cannot be read or is not supported.
     """
@@ -241,13 +242,16 @@ def read_supported(folder: Path, config: PretrainedConfig | None = None) -> Supp
     if found is None:
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
     check_class(found, config)
-    settle_quantization(config, folder)
+    if plain:
+        vars(config).pop("quantization_config", None)
+    else:
+        settle_quantization(config, folder)
     return Supported(config, footprint(config))
 
 
 def own_model(draft: Draft) -> Supported:
     """What `read_supported` says of a draft that is a model of its own, for `Draft.kept`. Raises `TargetError`."""
-    return read_supported(draft.path)
+    return read_supported(draft.path, plain=draft.spec.quantization is not None)
 
 
 def load_target(

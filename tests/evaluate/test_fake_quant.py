@@ -39,10 +39,11 @@ def test_each_part_alone_and_all_together_beside_the_plain_draft(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_causal_language_model_rounds_its_inputs_too(tmp_path: Path) -> None:
-    asked = Settings(**SETTINGS, fake_quant="qkv:fp8,mlp:nvfp4")
+@pytest.mark.parametrize("formats", ["qkv:fp8,mlp:nvfp4", "qkv:modelopt-fp8,mlp:modelopt-fp8"])
+def test_a_causal_language_model_rounds_its_inputs_too(formats: str, tmp_path: Path) -> None:
+    asked = Settings(**SETTINGS, fake_quant=formats)
     *_, both = evaluate_draft("zoo:target", "zoo:draft-model", asked).cells
-    out = convert_checkpoint("zoo:draft-model", tmp_path / "out", target="zoo:target", quantize="qkv:fp8,mlp:nvfp4")
+    out = convert_checkpoint("zoo:draft-model", tmp_path / "out", target="zoo:target", quantize=formats)
     (written,) = evaluate_draft("zoo:target", str(out), Settings(**SETTINGS)).cells
     assert written.num_accepted_tokens_per_pos == both.num_accepted_tokens_per_pos
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.quantization import plain_draft
+from draftkit.convert.quantize import quantized, read_formats
 from draftkit.doctor.patient import changed
 from draftkit.errors import DraftkitError
 from draftkit.layout.facts import with_facts
@@ -179,3 +182,35 @@ def test_relatives_draft_as_the_reference_does(kind: str, tmp_path: Path) -> Non
     text = torch.tensor([*generation.request.prompt, *generation.tokens])
     for round in generation.rounds:
         assert list(round.proposal) == proposal(saved, text[: round.position], K)
+
+
+@pytest.mark.slow
+@pytest.mark.few(3)
+@pytest.mark.parametrize("format", ["fp8-dynamic", "nvfp4a16", "modelopt-w4a16-nvfp4"])
+def test_quantized_heads_are_the_weights_that_they_stand_for(
+    saved: Saved, folder: Path, format: str, tmp_path: Path
+) -> None:
+    """Of a target that compressed-tensors or ModelOpt has quantized, and with the inputs that the format rounds."""
+    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    made = quantized(read_draft(folder), read_formats(format))
+    lying = {name: handle.load() for name, handle in made.tensors.items()}
+    plain = {name: handle.load() for name, handle in plain_draft(made).tensors.items()}
+    assert len(lying) > len(plain)
+    whole = load_file(saved.folder / "model.safetensors")
+    states = []
+    for name, tensors, stated in (("packed", lying, made.spec.quantization), ("plain", plain, None)):
+        target = Path(shutil.copytree(saved.folder, tmp_path / name))
+        kept = {key: tensor for key, tensor in whole.items() if key not in plain}
+        save_file(kept | tensors, target / "model.safetensors", {"format": "pt"})
+        config = json.loads((target / "config.json").read_text())
+        if stated is not None:
+            (target / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+        head = convert_checkpoint(str(target), tmp_path / f"{name}-head", format="mtp")
+        drafter = load_drafter(read_draft(head), model)
+        assert drafter.module is not None
+        states.append(drafter.module)
+    packed, expected = (module.state_dict() for module in states)
+    assert packed.keys() == expected.keys()
+    assert all(torch.equal(packed[name], expected[name]) for name in packed)
+    rounding = [name for name, layer in states[0].named_modules() if "forward" in vars(layer) and "proj" in name]
+    assert bool(rounding) == (format == "fp8-dynamic")
