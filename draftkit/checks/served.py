@@ -17,10 +17,11 @@ from draftkit.engines.vllm.accepts import method_of, runner_of, verdicts
 from draftkit.finding import Finding
 from draftkit.io.records import excerpt
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.positions import ropes_of
 from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.quantization import algorithm_of
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import TargetFacts, language_model
 
 LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
 REFUSED = "short-drafts-refused"  # the rule of SGLang's releases that tells it
@@ -138,6 +139,40 @@ def multimodal_rope(spec: DraftSpec) -> Iterator[Finding]:
             f"the draft's rope has {MULTIMODAL}: {'; '.join(said)}",
             cost="none for text",
             source="vLLM v1/spec_decode/llm_base_proposer.py, v1/worker/gpu/spec_decode",
+        )
+
+
+@check
+def positions_after_images(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
+    """A draft with plain rope, whose target counts an image's tokens on three axes: vLLM's first runner takes the first
+    of these for the draft's positions, its second each token's place in the text."""
+    rope, theirs = spec.architecture.rope, language_model(target.config)
+    three = any(MULTIMODAL in one for one in ropes_of(theirs))
+    if rope is None or not three or MULTIMODAL in (rope.scaling or {}):
+        return
+    if shifting := [one for one in _running(spec, "V1") if _has(one, "multimodal-positions-by-time", spec)]:
+        yield Finding(
+            "positions-after-images",
+            "note",
+            f"after an image the first model runner (V1) of {_numbers(shifting)} gives the draft the target's "
+            "positions in time, which are fewer than tokens; trained drafts count tokens, as the second (V2) does",
+            cost="none for text",
+            source="vLLM v1/spec_decode/llm_base_proposer.py, _set_positions",
+        )
+
+
+@check
+def embedded_images(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
+    """EAGLE-3 of a target that reads images: what an engine feeds it in the place of an image's tokens."""
+    feeding = [one for one in asked(SGLANG) if one.rules.get("images-embedded-for-drafts") is not None]
+    if "vision_config" in target.config and method_of(spec) == "eagle3" and feeding:
+        yield Finding(
+            "embedded-images",
+            "note",
+            f"{_numbers(feeding)} feeds the draft an image's own embeddings, one position ahead, where training, vLLM "
+            "and draftkit feed that of the placeholder: it drafts on from other keys after an image there",
+            cost="none for text",
+            source="SGLang srt/models/llama_eagle3.py, srt/speculative/eagle_worker_v2.py",
         )
 
 

@@ -30,7 +30,7 @@ from draftkit.layout.target import default_aux_layer_ids
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.targets.chat import load_tokenizer
-from draftkit.targets.rope import target_rope
+from draftkit.targets.rope import left_out_of_drafts, said_of_plain_rope, target_rope
 from draftkit.targets.states import FINAL, AuxLayers, TappedModel
 from draftkit.targets.target import Target
 
@@ -254,6 +254,8 @@ def rope(draft: Draft, draft_name: str, target_config: PretrainedConfig) -> Iter
         yield Finding("rope", "ok", f"a {draft.spec.method} draft has positions of its own, or none")
         return
     base, scaling = target_rope(target_config)
+    if left_out := left_out_of_drafts(target_config):
+        yield Finding("rope", "note", said_of_plain_rope(left_out))
     fine = True
     for name, own, theirs in (("base", mine.base, base), ("scaling", mine.scaling, scaling)):
         if own != theirs:

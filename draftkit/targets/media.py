@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
@@ -52,9 +53,12 @@ def arguments(model: PreTrainedModel, media: Media) -> dict[str, Tensor]:
     }
 
 
-def until(media: Media, end: int) -> Media:
-    """What belongs to the first `end` tokens of a prompt, behind whose images they end."""
-    return {name: value[:, :end] if name in TYPES else value for name, value in media.items()}
+def of_length(media: Media, length: int) -> Media:
+    """The same for `length` tokens that have the same images: the prompt without its end, or with text after it."""
+    return {
+        name: pad(value[:, :length], (0, length - min(length, value.shape[1]))) if name in TYPES else value
+        for name, value in media.items()
+    }
 
 
 @contextmanager

@@ -20,13 +20,34 @@ VARYING = {"dynamic", "longrope"}  # kinds whose frequencies follow from the len
 TURN = "original_max_position_embeddings"  # of longrope: the length beyond which it has other frequencies
 
 
-def target_rope(config: PretrainedConfig) -> tuple[float | None, dict[str, object] | None]:
-    """Base and scaling (None: plain) of a target; of several kinds of layers, those with full attention."""
+# Of a target's rope alone: drafts turn whole heads, on one axis.
+TARGETS_ALONE = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+
+
+def left_out_of_drafts(config: PretrainedConfig) -> list[str]:
+    """The settings of a target's rope that drafts do not take over."""
+    return [key for key in TARGETS_ALONE if _rope_of(config).get(key) not in (None, 1.0)]
+
+
+def said_of_plain_rope(left_out: Sequence[str]) -> str:
+    """What a draft of a target with such settings has instead."""
+    return (
+        f"drafts have plain rope, without the target's {', '.join(left_out)}: trainers and vLLM's second runner give a "
+        "token of theirs its place in the text as its one position"
+    )
+
+
+def _rope_of(config: PretrainedConfig) -> dict[str, object]:
+    """What a target says of its rope; of several kinds of layers, of those with full attention."""
     parameters: dict[str, object] = getattr(config.get_text_config(), "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    if nested:
-        parameters = cast("dict[str, object]", parameters.get("full_attention", nested[0]))
-    rest = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    return cast("dict[str, object]", parameters.get("full_attention", nested[0])) if nested else parameters
+
+
+def target_rope(config: PretrainedConfig) -> tuple[float | None, dict[str, object] | None]:
+    """Base and scaling (None: plain) of a target, as drafts take them over."""
+    parameters = _rope_of(config)
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_theta", *TARGETS_ALONE)}
     plain = rest.keys() <= {"rope_type"} and rest.get("rope_type", "default") == "default"
     return cast("float | None", parameters.get("rope_theta")), None if plain else rest
 

@@ -36,6 +36,7 @@ from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.runtime.drafters import check_runs
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.media import Media
+from draftkit.targets.rope import left_out_of_drafts, said_of_plain_rope
 from draftkit.train.checkpoint import (
     check_same_run,
     inputs_of,
@@ -150,6 +151,9 @@ def set_up(
             check_runs(origin)
         counts = token_counts(samples, training, model.config.get_text_config().vocab_size)
         recipe = start_recipe(config, model, origin, counts)
+        left_out = left_out_of_drafts(model.config)
+        if origin is None and left_out and recipe.spec.architecture.rope is not None and arguments.process_index == 0:
+            print(said_of_plain_rope(left_out), file=sys.stderr)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             base = started.located if started is not None and config.draft else None

@@ -36,7 +36,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-from draftkit.targets.media import Media, until
+from draftkit.targets.media import Media, of_length
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
@@ -140,7 +140,7 @@ def _decode(
         sampling = SamplingParameters(temperature=temperature, seed=number)
         prompt = tuple(answer.tokens[:begin].tolist())
         seen = media.get(number)
-        of_prompt = None if seen is None else until(seen, begin)
+        of_prompt = None if seen is None else of_length(seen, begin)
         requests.append(Request(answer.id, prompt, end - begin, sampling, media=of_prompt))
     k = k if drafter.max_tokens is None else min(k, drafter.max_tokens)
     engine = Engine(

@@ -1,9 +1,10 @@
 """Greedy generation with vLLM's offline engine; run by scripts/check/vllm.py with the Python of vLLM's own environment.
 
-Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (token ids),
-max_new_tokens, eos_token_ids, v2 where the V2 model runner is wanted, and plain_ops where vLLM's own operations are not
-(the CPU's norm is wrong on parts of a tensor, as latents are). Requests run one after the other. Writes the
-outputs, vLLM's speculative-decoding counters and every proposal in order to the file `result`.
+Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (as of the worker of
+draftkit's engine, without sampling), images (how many a prompt has at most), max_new_tokens, eos_token_ids, v2 where
+the V2 model runner is wanted, and plain_ops where vLLM's own operations are not (the CPU's norm is wrong on parts of a
+tensor, as latents are). Requests run one after the other. Writes the outputs, vLLM's speculative-decoding counters and
+every proposal in order to the file `result`.
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from draftkit.engines.vllm.worker import media_of
 from scripts.check import _vllm_on_cpu as vllm_on_cpu
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -25,8 +27,9 @@ def record_proposals(v2: bool) -> list[list[int]]:
     if v2:
         from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator  # DSpark's and DFlash2's base
         from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import MultiModuleMTPSpeculator
+        from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
-        proposers = [DFlashSpeculator, MultiModuleMTPSpeculator]
+        proposers = [DFlashSpeculator, MultiModuleMTPSpeculator, TargetDependentARSpeculator]  # the last: EAGLE's base
     else:
         from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer
@@ -57,7 +60,8 @@ def main() -> None:
 
     llm = LLM(
         model=job["target"],
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not job.get("images"),
+        limit_mm_per_prompt={"image": job["images"], "video": 0} if job.get("images") else None,
         dtype="float32",
         enforce_eager=True,
         max_model_len=1024,
@@ -73,7 +77,8 @@ def main() -> None:
     proposals = record_proposals(v2)
     tokens, proposed = [], []
     for prompt in job["prompts"]:
-        (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        asked = {"prompt_token_ids": prompt["tokens"]} | media_of(prompt)
+        (output,) = llm.generate([asked], sampling, use_tqdm=False)
         tokens.append(list(output.outputs[0].token_ids))
         proposed.append(list(proposals))
         proposals.clear()

@@ -301,11 +301,16 @@ def train(draft: str, target: Path, texts: list[tuple[tuple[int, ...], list[int]
         for i, (prompt, answer) in enumerate(texts)
     ]
     write_samples(data, samples, SamplesOrigin(target=str(target), tokenizer_sha256="0" * 64))
+    return train_on(recipe, target, data, options, out / "run")
+
+
+def train_on(recipe: str, target: Path, data: Path, options: dict[str, object], out: Path) -> Path:
+    """The folder of a draft that was trained on a file of samples for a while."""
     config = TrainConfig(
         recipe=recipe,
         target=str(target),
         data=str(data),
-        out=str(out / "run"),
+        out=str(out),
         tokens_per_row=512,
         device="cpu",
         target_dtype="float32",

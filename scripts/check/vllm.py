@@ -14,6 +14,9 @@ trained on their answers where vLLM takes them: EAGLE-3, and a multi-token predi
 the target after its training, and taken out again. Several modules draft in turn in the V2 runner alone. Gemma-4's
 assistants are not trained, and drafted from as they were made.
 
+Targets that read images (`SEEING`) are given prompts with one, and drafts that were trained on their answers to such;
+vLLM's environment needs Pillow and torchvision for these.
+
 `--drafts`: the folder of `scripts/study/speculators_blocks.py`, with those of their drafts that are not embedded.
 """
 
@@ -24,12 +27,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from fixtures.checkpoints.processors import save_visual_target
+from fixtures.training.image_samples import write_image_samples
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
@@ -38,18 +43,23 @@ from transformers import PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint, put_heads_back
+from draftkit.data.sample_files import open_samples
+from draftkit.data.sample_media import SampleMedia
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.images import image_prompt
 from draftkit.engines.vllm.serve import speculative_config
+from draftkit.engines.vllm.worker import PromptTokens
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
-from draftkit.loading import load_drafter, load_model, open_draft
+from draftkit.loading import load_drafter, load_model, open_draft, open_target
 from draftkit.requests import Like, Request
 from draftkit.results.statistics import accepted_per_position
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.media import of_length
 from draftkit.targets.target import Target, load_target
 from scripts.check._vllm_targets import (
     ASSISTANT,
@@ -62,6 +72,7 @@ from scripts.check._vllm_targets import (
     save_assistant,
     save_tiny_target,
     train,
+    train_on,
 )
 
 Edit = Callable[[dict[str, object], dict[str, Tensor]], None]
@@ -204,6 +215,10 @@ CASES = (
     Case("DFlash2, V2, as speculators saved it", "dflash2", to=AS_IT_IS, k=7, v2=True),
 )
 NGRAMS = ((1, 3), (2, 4))  # sizes looked up
+SEEING = ("qwen2_5_vl", "qwen3_vl")  # targets that read images
+# Drafts that are trained on their answers about images, for vLLM's V2 runner: V1 gives EAGLE-3 other positions after
+# an image. By their recipes.
+SEEN_BY = {"EAGLE-3, V2": "eagle3", "DFlash, V2": "dflash"}
 
 
 def run_draftkit(
@@ -267,19 +282,24 @@ def main() -> None:
     for tiny in TARGETS:
         if drafts := [draft for draft in tiny.drafts if options.only in f"{tiny.title}, {draft}"]:
             add_tiny(comparison, tiny, drafts)
+    for kind in SEEING:
+        if cases := {name: case for name, case in SEEN_BY.items() if options.only in f"{kind} with images, {name}"}:
+            add_seeing(comparison, kind, cases)
     Console(width=180).print(comparison.table)
     sys.exit(1 if comparison.differences else 0)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and what it is asked. `job`: what vLLM is told of it besides."""
+    """A target and what it is asked. `job`: what vLLM is told of it besides; `prompts`: what it is asked, where that is
+    more than tokens."""
 
     source: str
     folder: Path
     model: PreTrainedModel
     requests: list[Request]
     job: dict[str, object] = field(default_factory=dict)
+    prompts: list[PromptTokens] = field(default_factory=list)
 
 
 def zoo_pair(count: int, max_new_tokens: int) -> Pair:
@@ -315,6 +335,26 @@ def add_tiny(comparison: Comparison, tiny: TinyTarget, drafts: list[str]) -> Non
                 add_head_rows(comparison, name, trained, Path(scratch), tiny)
             else:
                 comparison.add_draft(name, trained)
+
+
+def add_seeing(comparison: Comparison, kind: str, cases: Mapping[str, str]) -> None:
+    """The rows of a tiny target with prompts that have images, and of drafts trained on its answers to such prompts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save_visual_target(Path(scratch) / "target", kind)
+        data = write_image_samples(folder, Path(scratch) / "data" / "samples.jsonl", count=24, new=64)
+        opened = open_target(str(folder)).with_images()
+        media, samples = SampleMedia(data, opened), list(open_samples(data))[: comparison.options.prompts]
+        requests, prompts = [], []
+        for sample, seen in zip(samples, media(samples).values(), strict=True):
+            begin, end = sample.spans[0]
+            tokens = sample.tokens[:begin].tolist()
+            requests.append(Request(sample.id, tuple(tokens), end - begin, media=of_length(seen, begin)))
+            prompts.append(image_prompt(tokens, sample.media, media.images(sample), {}))
+        model = opened.load(device="cpu", dtype=torch.float32)
+        comparison.pair = Pair(str(folder), folder, model, requests, {"images": 1}, prompts)
+        for name, recipe in cases.items():
+            trained = train_on(recipe, folder, data, {"layers": [1, 2, 3]}, Path(scratch) / name)
+            comparison.add_draft(f"{kind} with images, {name}", trained, v2=True)
 
 
 def add_head_rows(comparison: Comparison, name: str, trained: Path, scratch: Path, tiny: TinyTarget) -> None:
@@ -405,8 +445,9 @@ class Comparison:
         return self.pair.job | {
             "target": str(self.pair.folder),
             "speculative": settings,
-            "prompts": [request.prompt for request in self.pair.requests],
-            "max_new_tokens": self.options.max_new_tokens,
+            "prompts": self.pair.prompts
+            or [{"tokens": list(request.prompt), "sampling": {}} for request in self.pair.requests],
+            "max_new_tokens": self.pair.requests[0].max_new_tokens,
             "eos_token_ids": sorted(Target(self.pair.model).eos_token_ids),
             "v2": v2,
         }

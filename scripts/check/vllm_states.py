@@ -1,12 +1,13 @@
 """Compare the hidden states that vLLM and transformers give for a target, as draftkit stores them.
 
 python -m scripts.check.vllm_states --vllm-python ENV/bin/python [--target zoo:target] [--dtype bfloat16] [--int4]
-    [--tiny qwen3_next nemotron_h deepseek_v2]
+    [--tiny qwen3_next nemotron_h deepseek_v2] [--seeing qwen2_5_vl qwen3_vl]
 
 Both engines write shards of the same samples. For each stored state are printed: its root mean square, the largest
 difference between the engines, and relative differences (norm of the difference, of the states'): of vLLM to
 transformers, and of each to transformers in float32. Exits with 1 when the engines differ by more than twice what the
-rounding of the dtype makes of transformers' own states. `--tiny`: random targets of `_vllm_targets.py` instead.
+rounding of the dtype makes of transformers' own states. `--tiny`: random targets of `_vllm_targets.py` instead;
+`--seeing`: random ones that read images, with samples that have one, for which vLLM's environment needs torchvision.
 `--int4`: vLLM runs the target with projections in 4 bits (compressed-tensors), transformers the same values as floats.
 """
 
@@ -25,12 +26,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from fixtures.checkpoints.processors import save_visual_target
+from fixtures.checkpoints.visual import VISUAL
+from fixtures.training.image_samples import write_image_samples
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftkit.data.sample_files import write_samples
+from draftkit.data.sample_files import open_samples, write_samples
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states import vllm as extraction
 from draftkit.data.states.offline import OfflineStates
@@ -43,6 +47,7 @@ from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.states import FINAL, AuxLayers
 from scripts.check._vllm_targets import TARGETS, TinyTarget, prompts, save_tiny_target
 
+FEW = 4  # layers, of which all states are compared
 ROUNDING = 3e-5  # of float32, which sums in another order
 GROUP = 32  # numbers of a row that share a scale in 4 bits
 PROJECTION = re.compile(r".*\.(q|k|v|o|gate|up|down)_proj\.weight")
@@ -51,13 +56,14 @@ PROJECTION = re.compile(r".*\.(q|k|v|o|gate|up|down)_proj\.weight")
 @dataclass(frozen=True)
 class Compared:
     """A target with its samples. `served`: the folder that vLLM runs, `folder` that of transformers; `plain_ops`: vLLM
-    without its own operations."""
+    without its own operations; `data`: the file of the samples, where they lie in one with their images."""
 
     name: str
     folder: Path
     served: Path
     samples: list[Sample]
     plain_ops: bool = False
+    data: Path | None = None
 
 
 def main() -> None:
@@ -65,6 +71,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--target", default="zoo:target")
     parser.add_argument("--tiny", nargs="+", choices=sorted({tiny.kind for tiny in TARGETS}), default=[])
+    parser.add_argument("--seeing", nargs="+", choices=sorted(VISUAL), default=[])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--int4", action="store_true")
@@ -75,7 +82,9 @@ def main() -> None:
         for kind in options.tiny:
             tiny = next(tiny for tiny in TARGETS if tiny.kind == kind)
             fine &= compare(tiny_target(tiny, Path(scratch, kind)), options, Path(scratch, f"{kind} states"))
-        if not options.tiny:
+        for kind in options.seeing:
+            fine &= compare(seeing_target(kind, Path(scratch, kind)), options, Path(scratch, f"{kind} states"))
+        if not options.tiny and not options.seeing:
             fine = compare(named_target(options, Path(scratch)), options, Path(scratch, "states"))
     sys.exit(0 if fine else 1)
 
@@ -94,6 +103,12 @@ def tiny_target(tiny: TinyTarget, folder: Path) -> Compared:
     save_tiny_target(tiny, folder)
     samples = [Sample.of(request.id, request.prompt, [(1, len(request.prompt))]) for request in prompts(1)]
     return Compared(tiny.title, folder, folder, samples, tiny.plain_ops)
+
+
+def seeing_target(kind: str, folder: Path) -> Compared:
+    target = save_visual_target(folder / "target", kind)
+    data = write_image_samples(target, folder / "samples.jsonl")
+    return Compared(f"{kind} with images", target, target, list(open_samples(data)), data=data)
 
 
 def in_four_bits(folder: Path, scratch: Path) -> tuple[Path, Path]:
@@ -140,13 +155,17 @@ def compare(compared: Compared, options: argparse.Namespace, scratch: Path) -> b
     """Print the differences; whether they are within the limit."""
     samples = compared.samples
     scratch.mkdir()
-    data = scratch / "samples.jsonl"
-    write_samples(data, samples, SamplesOrigin(compared.name, "prompts"))
-    layers = read_target_facts(compared.folder, compared.name, None).default_aux_layer_ids()
+    data = compared.data or scratch / "samples.jsonl"
+    if compared.data is None:
+        write_samples(data, samples, SamplesOrigin(compared.name, "prompts"))
+    facts = read_target_facts(compared.folder, compared.name, None)
+    layers = facts.default_aux_layer_ids() if facts.num_hidden_layers > FEW else range(facts.num_hidden_layers)
 
     def states(name: str, target: Path, dtype: str, vllm_python: str | None) -> Tensor:
         """[T, S, H] of all samples, written and read again."""
-        settings = StatesSettings(target=str(target), vllm_python=vllm_python, dtype=dtype, encoding="float32")
+        settings = StatesSettings(
+            target=str(target), vllm_python=vllm_python, dtype=dtype, encoding="float32", layers=tuple(layers)
+        )
         with open_states_job(data, scratch / name, settings) as job:
             job.write()
         aux_layers = AuxLayers((*layers, FINAL))

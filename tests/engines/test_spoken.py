@@ -207,6 +207,38 @@ def test_a_rope_over_three_positions_is_told_by_runner(name: str, first: bool) -
     assert ("(V2) of vLLM" in found[0]) != first, "parallel drafts of EAGLE's run in the first alone"
 
 
+@pytest.mark.parametrize(
+    ("text", "vision", "expected"),
+    [
+        ({}, {}, set()),
+        ({"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}, {}, {"positions-after-images"}),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}},
+            {"vision_config": {}},
+            {"positions-after-images", "embedded-images"},
+        ),
+        ({}, {"vision_config": {}}, {"embedded-images"}),
+    ],
+)
+def test_what_engines_feed_a_draft_after_images_is_told(
+    text: dict[str, object], vision: dict[str, object], expected: set[str]
+) -> None:
+    target = read_target_facts(zoo.path("target"), "zoo:target", None)
+    seeing = replace(target, config={"text_config": {**target.config, **text}, **vision})
+    about_images = {"positions-after-images", "embedded-images"}
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        found = findings(Evidence.of_draft(draft, target=seeing), "served")
+        named = {one.name: one.message for one in found if one.name in about_images}
+        assert named.keys() == expected
+        assert "(V1) of vLLM" in named.get("positions-after-images", "(V1) of vLLM")
+        with known.speaking_of("vllm==0.33"):
+            found = findings(Evidence.of_draft(draft, target=seeing), "served")
+            assert {one.name for one in found} & about_images == expected - {"embedded-images"}
+    with open_draft("zoo:dflash", "zoo:target") as draft:
+        found = findings(Evidence.of_draft(draft, target=seeing), "served")
+        assert "embedded-images" not in {one.name for one in found}
+
+
 def test_a_release_that_does_not_start_with_a_short_draft_is_named_with_the_thread() -> None:
     target = read_target_facts(zoo.path("target"), "zoo:target", None)
     with open_draft("zoo:eagle3", "zoo:target") as draft:

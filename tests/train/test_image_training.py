@@ -10,13 +10,17 @@ import pytest
 import torch
 from fixtures.checkpoints.processors import picture, save_visual_target
 from fixtures.training.image_samples import write_image_samples
+from transformers import AutoConfig
 
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
 from draftkit.data.sample_files import open_samples
 from draftkit.data.sample_media import SampleMedia
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.states.write import StatesSettings, TargetExtractor, open_states_job
 from draftkit.errors import DraftkitError
+from draftkit.layout.folder import read_draft
 from draftkit.loading import open_target
 from draftkit.targets.states import AuxLayers
 from draftkit.train.config import TrainConfig
@@ -84,6 +88,28 @@ def test_a_run_with_images(recipe: str, target: Path, data: Path, tmp_path: Path
     stored = train_draft(replace(here, out=str(tmp_path / "stored"), states=states, validation=validation)).metrics
     assert stored["eval_loss"] == pytest.approx(online["eval_loss"], rel=1e-3)
     assert stored["eval_acceptance_length"] == online["eval_acceptance_length"]
+
+
+def test_a_draft_of_a_target_with_three_axes_has_plain_rope(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the run says so, as the check of the data does."""
+    draft = train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0))).draft
+    assert draft is not None
+    said = "drafts have plain rope, without the target's mrope_section"
+    assert said in capsys.readouterr().err
+    spec = read_draft(draft).spec
+    assert spec.architecture.rope is not None
+    assert spec.architecture.rope.scaling is None
+    reading = AutoConfig.from_pretrained(target)
+    rope = [
+        one
+        for one in findings(
+            Evidence.of_draft(read_draft(draft), target_config=reading, draft_name="draft"), "training_models"
+        )
+        if one.name == "rope"
+    ]
+    assert [(one.severity, one.message.startswith(said)) for one in rope] == [("note", True), ("ok", False)]
 
 
 @pytest.mark.long

@@ -70,6 +70,12 @@ V0_5_23 = Release(
             "trtllm_mla or sparse attention",
             thread="sgl-project/sglang #7523",
         ),
+        "images-embedded-for-drafts": has(
+            EAGLE3,
+            "forward_batch.mm_input_embeds",
+            methods=("EAGLE3",),
+            when="one position ahead",
+        ),
         "one-pipeline-stage": has(HOOK, "'Currently DFLASH speculative decoding only supports", methods=("DFLASH",)),
     },
 )

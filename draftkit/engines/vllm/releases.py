@@ -69,6 +69,9 @@ RULES = {
         methods=("dflash", "draft_model"),
         when="parallel drafts too",
     ),
+    "multimodal-positions-by-time": has(
+        PROPOSER, "self.vllm_config.model_config.uses_mrope", runner="V1", when="of a draft with plain rope"
+    ),
     "positions-count-tokens": has(STEPPER, no_code="mrope", runner="V2", when="whatever rope a draft has"),
     "positions-clamped": has(
         "v1/worker/gpu/spec_decode/dflash/speculator.py", "max_model_len", runner="V2", when="at the target's length"

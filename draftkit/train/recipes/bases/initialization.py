@@ -19,16 +19,12 @@ from draftkit.layout.architecture import Rope
 from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.models.dflash import BlockLayer, DFlashModel
 from draftkit.targets.pretrained import load_modules
+from draftkit.targets.rope import TARGETS_ALONE
 from draftkit.targets.states import decoder_layers, decoder_of
 from draftkit.targets.tokens import TargetEmbeddings
 
 INITIAL_STD = 0.02
 HEAD_SIZE, KV_HEADS = 128, 8
-PARTIAL = (
-    "partial_rotary_factor",
-    "mrope_section",
-    "mrope_interleaved",
-)  # keys of a target's rope that drafts do not have
 NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them, Llama has not
 CONVOLUTIONS = ("attention_conv.", "mlp_conv.")  # only drafts have them
 
@@ -77,7 +73,7 @@ def _rope(config: dict[str, object]) -> Rope:
     rope = config.get("rope_parameters")
     if isinstance(rope, dict):
         rope = rope.get("full_attention", rope)
-        config = config | {"rope_parameters": {key: value for key, value in rope.items() if key not in PARTIAL}}
+        config = config | {"rope_parameters": {key: value for key, value in rope.items() if key not in TARGETS_ALONE}}
     return replace(rope_of_config(config), declared_base=None)
 
 
