@@ -55,7 +55,7 @@ from draftkit.cli.output import (
 )
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
-from draftkit.io.cache import local_file
+from draftkit.io.cache import local_file, named
 from draftkit.io.store import Store, is_address, is_there, written
 from draftkit.requests import SamplingParameters
 
@@ -342,18 +342,18 @@ def check(
     checkup = check_data(
         samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype, media_root=media_root
     )
-    result = {"file": str(samples), "target": target, "draft": draft} | checkup.to_dict()
+    result = {"file": named(samples), "target": target, "draft": draft} | checkup.to_dict()
     print_json(result) if as_json else show_checkup(console(), result)
     if checkup.failed:
         raise typer.Exit(1)
     if not as_json:
-        say_next("train", "--recipe", "RECIPE", "--target", target, "--data", samples, "--out", "RUN")
+        say_next("train", "--recipe", "RECIPE", "--target", target, "--data", named(samples), "--out", "RUN")
 
 
 @app.command(cls=PanelCommand)
 def states(
     samples: SamplesArgument,
-    out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
+    out: Annotated[str, typer.Argument(help="The folder of states; one that exists is continued.")],
     target: TargetOption,
     target_adapter: TargetAdapterOption = None,
     layers: Annotated[
@@ -389,7 +389,7 @@ def states(
     the same command elsewhere on the same folder takes its share."""
     quiet_transformers()
     from draftkit.data.states.stream import parent_lives
-    from draftkit.data.states.workers import further_workers, on_devices
+    from draftkit.data.states.workers import check_shared, further_workers, on_devices
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
     from draftkit.layout.target import adapted_name
@@ -409,6 +409,7 @@ def states(
         device=device,
         dtype=dtype,
     )
+    check_shared(out, workers)
     own, *others = on_devices(settings, workers)
     with open_states_job(samples, out, own) as job:
         plan, manifest = to_dict(job.plan), job.manifest
@@ -429,7 +430,7 @@ def states(
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
         say_written(out, f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes")
-        say_next("train", "--data", samples, "--states", out, "--target", target)
+        say_next("train", "--data", named(samples), "--states", out, "--target", target)
 
 
 @app.command(cls=PanelCommand)

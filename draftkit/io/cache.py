@@ -43,7 +43,7 @@ class LocalCache:
         `fetch` writes it where it is not there; of several processes that want it one fetches. Raises `DraftkitError`
         where it does not fit beside what is being read, and on a file system without locks.
         """
-        path = self.folder / key / name
+        path = self.folder / f"{key}.{size}" / name  # its size is counted by its name
         with disk_failures("the cache cannot be written", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = self._locked_copy(path, size, fetch)
@@ -101,11 +101,12 @@ class LocalCache:
 
     def _make_room(self, size: int) -> None:
         """Remove what was read the longest time ago until `size` bytes more fit."""
-        entries = {path: _bytes_of(path) for path in self.folder.iterdir() if path.is_dir() and path.name[0] != "."}
+        names = (path for path in self.folder.iterdir() if path.suffix[1:].isdecimal())
+        entries = {path: int(path.suffix[1:]) for path in names}
         total = sum(entries.values())
-        for entry in sorted(entries, key=_last_read):
+        for entry in sorted(entries, key=_last_read) if total + size > self.limit else ():
             if total + size <= self.limit:
-                return
+                break
             if (lock := locked(entry.with_name(entry.name + LOCK))) is not None:
                 shutil.rmtree(entry, ignore_errors=True)
                 entry.with_name(entry.name + LOCK).unlink(missing_ok=True)
@@ -144,7 +145,7 @@ def local_copy(address: str) -> AbstractContextManager[Path]:
 
 
 _kept = ExitStack()
-_kept_files: dict[Path, Path] = {}
+_addresses: dict[Path, str] = {}  # of the copies that are kept
 
 
 def local_file(place: str | Path) -> Path:
@@ -155,17 +156,15 @@ def local_file(place: str | Path) -> Path:
     if not is_address(place):
         return Path(place)
     with local_copy(str(place)) as path:
-        if path not in _kept_files:
-            _kept_files[path] = _kept.enter_context(local_copy(str(place)))
+        if path not in _addresses:
+            _kept.enter_context(local_copy(str(place)))
+            _addresses[path] = str(place)
     return path
 
 
-def _bytes_of(entry: Path) -> int:
-    total = 0
-    with suppress(OSError):
-        for path in entry.iterdir():
-            total += path.stat().st_size
-    return total
+def named(path: Path) -> str:
+    """What the user calls a `local_file`: the address that it is a copy of, or its path."""
+    return _addresses.get(path, str(path))
 
 
 def _last_read(entry: Path) -> float:

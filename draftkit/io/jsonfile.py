@@ -6,7 +6,7 @@ import json
 import math
 import stat
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from draftkit.errors import FormatError, SourceError
@@ -40,11 +40,12 @@ def read_text(path: Path) -> bytes:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
 
 
-def object_in(text: bytes, path: Path) -> dict[str, object]:
+def object_in(text: bytes, where: Path | str) -> dict[str, object]:
     """The JSON object of a file's text, as `read_object`. Raises `FormatError` when it is none."""
-    value = decoded(text, path.name, path, parse)
+    name = PurePath(where).name
+    value = decoded(text, name, where, parse)
     if not isinstance(value, dict):
-        raise FormatError(f"{path.name} holds {type(value).__name__}, not an object", where=path)
+        raise FormatError(f"{name} holds {type(value).__name__}, not an object", where=where)
     return value
 
 

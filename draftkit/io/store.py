@@ -17,6 +17,7 @@ from draftkit.io.atomic import temporary_folder
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 CHUNK_BYTES = 16 << 20
+TRIED = ".try-"  # what objects are called that are made to see what a store does
 
 
 def is_address(place: str | PurePath) -> bool:
@@ -124,7 +125,7 @@ class Store:
 
         if getattr(self._files.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
             return False
-        name = f".try-{uuid4().hex}"
+        name = f"{TRIED}{uuid4().hex}"
         once, twice = self.create(name, b"1"), self.create(name, b"2")
         self.remove(name)
         return once and not twice

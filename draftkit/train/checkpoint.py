@@ -135,7 +135,7 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
     """
     states, stored_sha256 = None, None
     if config.states:
-        manifest = read_manifest(Path(config.states))
+        manifest = read_manifest(config.states)
         states = f"{manifest.encoding}, by {manifest.engine} in {manifest.dtype}"
         stored_sha256 = manifest.target_sha256 if manifest.schema == SCHEMA else None  # the run holds the target to it
     judges = config.validation.samples

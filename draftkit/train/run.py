@@ -145,7 +145,7 @@ def _memory(config: TrainConfig, ready: ReadyRun, target: PreTrainedModel) -> tu
 def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> StatesCosts:
     """What the states of this run take; `whole`: its target without memory."""
     stream = config.stream or StreamSettings()
-    encoding = read_manifest(Path(config.states)).encoding if config.states else stream.encoding
+    encoding = read_manifest(config.states).encoding if config.states else stream.encoding
     layers = set() if ready.recipe.aux_layers is None else {*ready.recipe.aux_layers.states} - {FINAL}
     processes = ready.arguments.world_size
     each_step = rows_per_step(ready.arguments)
@@ -248,7 +248,7 @@ def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates |
 def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
     is_first = os.environ.get("RANK", "0") == "0"  # all weights and samples are read to know them: once is enough
     return OfflineStates(
-        Path(config.states),
+        config.states,
         data=local_file(config.data) if is_first else None,
         target=ready.opened.folder if is_first else None,
         aux_layers=ready.recipe.aux_layers,

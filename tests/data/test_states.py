@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
+from fixtures import plain_store
 from fixtures.checkpoints import pico
 from fixtures.checkpoints.targets import TARGETS, target_model
 from fixtures.examples import examples
@@ -51,6 +52,7 @@ from draftkit.io.safetensors_file import read_safetensors
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.tokens import load_embeddings
 
+assert plain_store
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)
 SETTINGS: dict[str, Any] = {"tokens_per_row": 64, "shard_tokens": 100, "device": "cpu"}
@@ -282,20 +284,24 @@ def no_locks(descriptor: int, operation: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize(
+    "place", ["disk", *(pytest.param(place, marks=pytest.mark.long) for place in ("disk without locks", "store"))]
+)
 def test_many_workers_write_each_shard_once_though_some_are_killed(
-    locks: bool, stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their claims return, and nobody computes what another has: every shard is computed once for each that was killed
-    while it was at it, and once more. Also on a file system that has no locks."""
+    while it was at it, and once more. Also on a file system that has no locks, and in a store that has files
+    without renaming them."""
     out, log = tmp_path / "out", tmp_path / "computed"
-    if not locks:
+    address = f"plain://{out}" if place == "store" else out
+    monkeypatch.setattr(leases, "LEASE", 5.0)
+    if place == "disk without locks":
         monkeypatch.setattr(fcntl, "flock", no_locks)
-        monkeypatch.setattr(leases, "LEASE", 5.0)
 
     def work(kill_at: int | None) -> None:
         computed = 0
-        with open_states_job(data, out, StatesSettings(target=str(folder), encoding="float32", **SETTINGS)) as job:
+        with open_states_job(data, address, StatesSettings(target=str(folder), encoding="float32", **SETTINGS)) as job:
             extract = job.extractor
 
             def noted(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
@@ -323,6 +329,8 @@ def test_many_workers_write_each_shard_once_though_some_are_killed(
         children.append(child)
     ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert set(ended) <= {0, -signal.SIGKILL}
+    if place == "store":
+        (out / ".claims").rmdir()  # which no object is in
     assert content(out) == content(stored)
     begun = log.read_text().split()
     shards = read_manifest(out).shards
@@ -530,7 +538,7 @@ def test_a_full_disk_keeps_the_shards_that_are_done(
 
     def full(*arguments: Any) -> Manifest:
         if arguments[1] == 1:
-            monkeypatch.setattr("draftkit.data.states.shards.write_safetensors", no_space)
+            monkeypatch.setattr("draftkit.data.states.folder.write_safetensors", no_space)
         return real(*arguments)
 
     def no_space(path: Path, _entries: object) -> None:

@@ -1,31 +1,21 @@
-"""The target's hidden states from the shards of a folder, in the place of the target itself."""
+"""The target's hidden states from the shards of a folder or a store, in the place of the target itself."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from draftkit.data.sample_files import samples_sha256
-from draftkit.data.states import Encoding
-from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
+from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import States
+from draftkit.data.states.opened import OpenedShard, opened_shard
 from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
-from draftkit.io.digest import file_sha256
 from draftkit.targets.states import FINAL, AuxLayers
-
-
-class OpenedShard(NamedTuple):
-    """A shard that is there, and where its samples begin: [D + 1]."""
-
-    path: Path
-    offsets: list[int]
 
 
 class OfflineStates:
@@ -40,7 +30,7 @@ class OfflineStates:
 
     def __init__(
         self,
-        folder: Path,
+        place: Path | str,
         *,
         data: Path | None,
         target: Path | None,
@@ -48,15 +38,15 @@ class OfflineStates:
         dtype: torch.dtype = torch.bfloat16,
         verify: bool = False,
     ):
-        self.folder = folder
-        self.manifest = read_manifest(folder)
+        self.folder = folder_at(place)
+        self.manifest = read_manifest(self.folder)
         self.dtype = dtype
         self._firsts = [shard.first for shard in self.manifest.shards]
         self._verify = verify
         self._opened: dict[int, OpenedShard] = {}
         self._check_origin(data, target)
         self._check_complete()
-        self._columns = places_of(aux_layers, self.manifest, folder)
+        self._columns = places_of(aux_layers, self.manifest, self.folder.place)
         if verify:
             for number in range(len(self.manifest.shards)):
                 self._shard(number)
@@ -70,20 +60,18 @@ class OfflineStates:
         """The states [T, S, H] of a sample."""
         if not 0 <= number < self.manifest.num_documents:
             raise DraftkitError(
-                f"sample {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
+                f"sample {number} has no states",
+                where=self.folder.place,
+                expected=f"{self.manifest.num_documents} of them",
             )
         index = bisect_right(self._firsts, number) - 1
-        path, offsets = self._shard(index)
-        place = number - self._firsts[index]
-        return read_sample(path, offsets, place, self.manifest.encoding, self.dtype)
+        return self._shard(index).sample(number - self._firsts[index], self.manifest, self.dtype)
 
     def _shard(self, index: int) -> OpenedShard:
         if index not in self._opened:
             shard = self.manifest.shards[index]
-            path = self.folder / shard.file
-            check_shard(path, shard, verify=self._verify)
-            with safe_open(path, "pt") as file:
-                self._opened[index] = OpenedShard(path, file.get_tensor("offsets").tolist())
+            check_shard(self.folder, shard, verify=self._verify)
+            self._opened[index] = opened_shard(self.folder, shard)
         return self._opened[index]
 
     def _check_origin(self, data: Path | None, target: Path | None) -> None:
@@ -92,14 +80,14 @@ class OfflineStates:
         if data is not None and (found := samples_sha256(data)) != manifest.data_sha256:
             raise DraftkitError(
                 f"the states were made of other samples than {data}",
-                where=self.folder,
+                where=self.folder.place,
                 expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
             )
         if target is not None and (found := target_sha256(target, manifest.schema)) != manifest.target_sha256:
             raise TargetError(
                 f"the states were made by another target than {target}",
-                where=self.folder,
+                where=self.folder.place,
                 expected=f"{manifest.target}, fingerprint {manifest.target_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
             )
@@ -109,12 +97,12 @@ class OfflineStates:
         if done < self.manifest.num_documents:
             raise DraftkitError(
                 f"there are states of {done:,} of {self.manifest.num_documents:,} samples",
-                where=self.folder,
+                where=self.folder.place,
                 hint=AGAIN,
             )
 
 
-def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path) -> list[int] | None:
+def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path | str) -> list[int] | None:
     """Where the states of `aux_layers` lie among the states of a folder. Raises `DraftkitError` for one that is not
     there."""
     if aux_layers is None:
@@ -129,18 +117,6 @@ def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path) ->
             hint="draftkit data states … --layers writes others, to another folder",
         )
     return [stored.index(state) for state in aux_layers.states]
-
-
-def read_sample(path: Path, offsets: Sequence[int], place: int, encoding: Encoding, dtype: torch.dtype) -> Tensor:
-    """The states [T, S, H] of a sample in a shard with these `offsets` [D + 1], in `dtype`."""
-    run = slice(offsets[place], offsets[place + 1])
-    with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
-        values, scales = file.get_slice("states")[run], None
-        if encoding in BY_CHANNEL:
-            scales = file.get_slice("scales")[place : place + 1]
-        elif encoding in LARGEST:
-            scales = file.get_slice("scales")[run][..., None]
-        return decode(Encoded(values, scales), dtype)
 
 
 def row_states(
@@ -159,16 +135,16 @@ def row_states(
     return States(features, last)
 
 
-def check_shard(path: Path, shard: Shard, *, verify: bool) -> None:
+def check_shard(folder: StatesFolder, shard: Shard, *, verify: bool) -> None:
     """Raise `SourceError` for a shard that is missing, `FormatError` for one that is not what was written: by its size,
     and with `verify` byte by byte."""
-    if not path.is_file():
-        raise SourceError(f"{path.name} is missing", where=path, hint=AGAIN)
-    size = path.stat().st_size
-    if size != shard.bytes or (verify and file_sha256(path) != shard.sha256):
+    where, size = f"{folder.place}/{shard.file}", folder.size(shard.file)
+    if size is None:
+        raise SourceError(f"{shard.file} is missing", where=where, hint=AGAIN)
+    if size != shard.bytes or (verify and folder.sha256(shard.file) != shard.sha256):
         raise FormatError(
-            f"{path.name} is damaged",
-            where=path,
+            f"{shard.file} is damaged",
+            where=where,
             expected=f"{shard.bytes:,} bytes (found {size:,}) with sha256 {shard.sha256[:12]}…",
             hint=f"remove it: {AGAIN}",
         )

@@ -21,15 +21,11 @@ from torch import Tensor
 
 from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import channel_bytes, vector_bytes
+from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers
-from draftkit.io.claims import one_at_a_time
 from draftkit.io.digest import file_sha256
-from draftkit.io.dtypes import dtype_name
-from draftkit.io.handles import TensorToWrite, raw_memory
-from draftkit.io.jsonfile import dump, read_object
+from draftkit.io.jsonfile import dump
 from draftkit.io.records import from_dict, to_dict
-from draftkit.io.safetensors_file import write_safetensors
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.digest import weights_sha256
 
@@ -109,10 +105,11 @@ def shard_ranges(lengths: Sequence[int], shard_tokens: int) -> list[range]:
     return [*ranges, range(first, len(lengths))] if lengths else []
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(place: Path | str | StatesFolder) -> Manifest:
     """The manifest of a folder. Raises `SourceError` where there is none, `DraftkitError` when it is not valid."""
-    path = folder / MANIFEST
-    data = read_object(path)
+    folder = folder_at(place)
+    path = f"{folder.place}/{MANIFEST}"
+    data = folder.read_object(MANIFEST)
     if data.get("schema") not in (SAMPLED, SCHEMA):
         raise FormatError(
             f"states of schema {data.get('schema')!r}", where=path, expected=f"up to {SCHEMA}", hint="write them again"
@@ -142,21 +139,23 @@ def target_sha256(folder: Path, schema: int) -> str:
     return digest.hexdigest()
 
 
-def schema_of(folder: Path) -> int:
+def schema_of(folder: StatesFolder) -> int:
     """The schema that a folder goes on with: its own, or the newest where nothing is there. Raises `DraftkitError`."""
-    settle_leftovers(folder / MANIFEST)
-    return read_manifest(folder).schema if (folder / MANIFEST).exists() else SCHEMA
+    folder.settle_leftovers()
+    return SCHEMA if folder.size(MANIFEST) is None else read_manifest(folder).schema
 
 
-def begin(folder: Path, settings: Manifest) -> Manifest:
+def begin(folder: StatesFolder, settings: Manifest) -> Manifest:
     """`settings` with the shards that the folder already has.
 
     A shard whose file is gone or has another size is left out. Raises `DraftkitError` for states
     that were begun with other settings, and for a folder of anything else.
     """
-    if not (folder / MANIFEST).exists():
-        if folder.exists() and not (folder.is_dir() and is_empty(folder)):
-            raise DraftkitError("the output is already there, and has no states", where=folder, hint="choose another")
+    if folder.size(MANIFEST) is None:
+        if not folder.is_vacant():
+            raise DraftkitError(
+                "the output is already there, and has no states", where=folder.place, hint="choose another"
+            )
         return settings
     found = read_manifest(folder)
     old, new = to_dict(replace(found, shards=())), to_dict(settings)
@@ -165,43 +164,37 @@ def begin(folder: Path, settings: Manifest) -> Manifest:
         raise DraftkitError(
             "the states were begun with other settings:"
             + "".join(f"\n    {key}: {old[key]!r}, now {new[key]!r}" for key in differing),
-            where=folder,
+            where=folder.place,
             hint="give the same settings to go on, or choose another folder",
         )
-    return replace(settings, shards=tuple(shard for shard in found.shards if _is_there(folder, shard)))
+    return replace(settings, shards=tuple(shard for shard in found.shards if folder.size(shard.file) == shard.bytes))
 
 
-def _is_there(folder: Path, shard: Shard) -> bool:
-    path = folder / shard.file
-    return path.is_file() and path.stat().st_size == shard.bytes
-
-
-def enter(folder: Path, settings: Manifest) -> Manifest:
+def enter(folder: StatesFolder, settings: Manifest) -> Manifest:
     """Have the folder say what is written to it, or find that it does. Raises as `begin`."""
-    with one_at_a_time(folder, MANIFEST):
+    with folder.one_at_a_time(MANIFEST):
         manifest = begin(folder, replace(settings, shards=()))
         write_manifest(folder, manifest)
     return manifest
 
 
-def write_shard(folder: Path, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
+def write_shard(folder: StatesFolder, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
     """Write shard `number`, of the samples from `first` on, then the manifest that has it, which is returned.
 
     Each file appears complete or not at all, and other processes may write theirs meanwhile. The checksum is taken here
     and nowhere else but where it is asked for. Raises `DraftkitError` when the disk is full; what was there stays.
     """
-    path = folder / shard_name(number)
-    write_tensors(path, tensors)
-    offsets = tensors["offsets"]
+    name, offsets = shard_name(number), tensors["offsets"]
+    size, sha256 = folder.write_tensors(name, tensors)
     shard = Shard(
-        file=path.name,
+        file=name,
         first=first,
         documents=len(offsets) - 1,
         tokens=int(offsets[-1]),
-        bytes=path.stat().st_size,
-        sha256=file_sha256(path),
+        bytes=size,
+        sha256=sha256,
     )
-    with one_at_a_time(folder, MANIFEST):
+    with folder.one_at_a_time(MANIFEST):
         manifest = read_manifest(folder)
         others = (other for other in manifest.shards if other.first != first)
         manifest = replace(manifest, shards=tuple(sorted((*others, shard), key=lambda shard: shard.first)))
@@ -209,20 +202,9 @@ def write_shard(folder: Path, number: int, first: int, tensors: dict[str, Tensor
     return manifest
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file, which appears complete or not at all. Raises `DraftkitError` when the disk is full."""
-    entries = [
-        TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), [raw_memory(tensor)])
-        for name, tensor in tensors.items()
-    ]
-    with atomic_file(path, force=True) as file:
-        write_safetensors(Path(file.name), entries)  # opens the same file, empty so far, once more
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(place: Path | StatesFolder, manifest: Manifest) -> None:
     """Replace the folder's manifest, at once. Raises `DraftkitError` when the disk is full."""
-    with atomic_file(folder / MANIFEST, force=True) as file:
-        file.write(dump(to_dict(manifest)).encode())
+    folder_at(place).write(MANIFEST, dump(to_dict(manifest)).encode())
 
 
 def offsets_of(lengths: Sequence[int]) -> Tensor:

@@ -33,8 +33,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from draftkit.data.samples import Sample
-from draftkit.data.states.offline import places_of, read_sample, row_states
+from draftkit.data.states.folder import write_tensors
+from draftkit.data.states.offline import places_of, row_states
 from draftkit.data.states.online import States
+from draftkit.data.states.opened import read_sample
 from draftkit.data.states.shards import (
     MANIFEST,
     NAMES,
@@ -43,7 +45,6 @@ from draftkit.data.states.shards import (
     read_manifest,
     target_sha256,
     write_manifest,
-    write_tensors,
 )
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.write import Extractor, shard_tensors

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from draftkit.data.states.folder import folder_at
 from draftkit.data.states.write import StatesSettings
 from draftkit.errors import DraftkitError, last_words
 from draftkit.io.atomic import temporary_folder
@@ -20,6 +21,14 @@ from draftkit.targets.devices import device_named
 from draftkit.targets.pretrained import trusts_remote_code
 
 _log = logging.getLogger(__name__)
+
+
+def check_shared(out: Path | str, workers: int) -> None:
+    """Raise `DraftkitError` for more workers than one where one alone may write."""
+    if workers > 1 and (why := folder_at(out).why_not_many()) is not None:
+        raise DraftkitError(
+            f"{workers} workers cannot share {out}: {why}", hint="leave out --workers, or write to a disk"
+        )
 
 
 def on_devices(settings: StatesSettings, workers: int) -> list[StatesSettings]:
@@ -43,7 +52,7 @@ def on_devices(settings: StatesSettings, workers: int) -> list[StatesSettings]:
 
 
 @contextmanager
-def further_workers(samples: Path, out: Path, settings: Sequence[StatesSettings]) -> Iterator[None]:
+def further_workers(samples: Path, out: Path | str, settings: Sequence[StatesSettings]) -> Iterator[None]:
     """Run a worker with each of the settings until the body ends, which does what one leaves that fails; this process
     and they share the cores."""
     cores = max((os.cpu_count() or 1) // (len(settings) + 1), 1)
@@ -76,7 +85,7 @@ def _worker(number: int, words: Sequence[str], log: Path, cores: int) -> Iterato
             _log.warning("worker %d ended with exit code %d:\n%s", number, code, last_words(log))
 
 
-def command_of(samples: Path, out: Path, settings: StatesSettings) -> list[str]:
+def command_of(samples: Path, out: Path | str, settings: StatesSettings) -> list[str]:
     """The words of the command that does this job, and ends with the process that gives it."""
     layers = None if settings.layers is None else ",".join(map(str, settings.layers))
     options = {

@@ -5,7 +5,7 @@ T tokens of a sample, S states of H numbers: those of the layers, then the one a
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from draftkit.data.sample_media import MediaOfSamples, SampleMedia, no_media
 from draftkit.data.samples import Sample
 from draftkit.data.states import WAITING_ROWS, Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
+from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
     Manifest,
@@ -40,8 +41,7 @@ from draftkit.data.states.shards import (
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
-from draftkit.io.claims import claimed, settle_claims
-from draftkit.io.lock import many_writers
+from draftkit.io.store import is_address
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.states import AuxLayers
@@ -102,7 +102,7 @@ class StatesPlan:
     """The work that is left, before any of it is begun.
 
     `bytes_per_token` without what a sample and a shard add, `bytes` with it except for the files' headers. `seconds`
-    is an estimate from `probe_tokens`.
+    is an estimate from `probe_tokens`. `free_bytes`: None in a store.
     """
 
     documents: int
@@ -110,7 +110,7 @@ class StatesPlan:
     shards: int
     bytes_per_token: int
     bytes: int
-    free_bytes: int
+    free_bytes: int | None
     probe_tokens: int
     seconds: float
 
@@ -123,7 +123,7 @@ def remaining(manifest: Manifest, lengths: Sequence[int]) -> dict[int, range]:
 
 
 def plan(
-    folder: Path, manifest: Manifest, samples: Sequence[Sample], extractor: Extractor, probe_tokens: int
+    folder: StatesFolder, manifest: Manifest, samples: Sequence[Sample], extractor: Extractor, probe_tokens: int
 ) -> StatesPlan:
     """Count what is to do, and time the first samples of it, about `probe_tokens` tokens, after one to warm up."""
     left = remaining(manifest, [len(sample) for sample in samples])
@@ -143,7 +143,7 @@ def plan(
         shards=len(left),
         bytes_per_token=manifest.token_bytes,
         bytes=tokens * manifest.token_bytes + len(todo) * manifest.sample_bytes + len(left) * torch.int64.itemsize,
-        free_bytes=free_bytes(folder),
+        free_bytes=folder.free_bytes(),
         probe_tokens=probed,
         seconds=seconds,
     )
@@ -165,19 +165,13 @@ def _run(extractor: Extractor, samples: Sequence[Sample]) -> None:
         states.cpu()  # waits for the device
 
 
-def free_bytes(folder: Path) -> int:
-    """The bytes that are free on the disk that a folder lies on, or will lie on."""
-    parents = (folder.absolute(), *folder.absolute().parents)
-    return shutil.disk_usage(next(path for path in parents if path.exists())).free
-
-
-def check_room(plan: StatesPlan, folder: Path, scratch: int = 0) -> None:
+def check_room(plan: StatesPlan, folder: StatesFolder, scratch: int = 0) -> None:
     """Raise `DraftkitError` when what is left, and `scratch` bytes meanwhile, do not fit on the disk."""
     needed = plan.bytes + plan.shards * FILE_BYTES + scratch
-    if needed > plan.free_bytes:
+    if plan.free_bytes is not None and needed > plan.free_bytes:
         raise DraftkitError(
             f"the states take {needed / 1e9:,.1f} GB, and the disk has {plan.free_bytes / 1e9:,.1f} GB free",
-            where=folder,
+            where=folder.place,
             hint="choose another disk, fewer samples or layers, or --encoding int8",
         )
 
@@ -199,7 +193,7 @@ def check_samples(samples: Sequence[Sample], vocab_size: int, longest: int) -> N
 
 
 def write_states(
-    folder: Path,
+    place: Path | str | StatesFolder,
     manifest: Manifest,
     samples: Sequence[Sample],
     extractor: Extractor,
@@ -213,7 +207,7 @@ def write_states(
     process is no longer wanted (`alive`). Raises `DraftkitError` for states that are not finite or that the encoding
     cannot hold, naming the sample, and when the disk is full.
     """
-    lengths = [len(sample) for sample in samples]
+    folder, lengths = folder_at(place), [len(sample) for sample in samples]
     manifest = enter(folder, manifest)  # first: it says whose the shards are, should the run be killed
     done = _tokens_of(manifest)
     try:
@@ -227,7 +221,7 @@ def write_states(
                 time.sleep(WAIT)
         return manifest
     finally:
-        settle_claims(folder)
+        folder.settle_claims()
 
 
 def _tokens_of(manifest: Manifest) -> int:
@@ -235,10 +229,10 @@ def _tokens_of(manifest: Manifest) -> int:
 
 
 def _write_claimed(
-    folder: Path, number: int, numbers: range, samples: Sequence[Sample], extractor: Extractor
+    folder: StatesFolder, number: int, numbers: range, samples: Sequence[Sample], extractor: Extractor
 ) -> Manifest | None:
     """Write a shard, unless it is there by now; None where another process is at it."""
-    with claimed(folder, shard_name(number)) as mine:
+    with folder.claimed(shard_name(number)) as mine:
         if not mine:
             return None
         manifest = read_manifest(folder)
@@ -317,7 +311,7 @@ class StatesSettings:
 class StateJob:
     """Writing to a folder what it lacks; `plan` says what that takes, `manifest` what is there."""
 
-    folder: Path
+    folder: StatesFolder
     plan: StatesPlan
     manifest: Manifest
     samples: Sequence[Sample]
@@ -352,14 +346,15 @@ class StateJob:
 
 
 @contextmanager
-def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator[StateJob]:
+def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> Iterator[StateJob]:
     """The job of storing in `out` the states of the samples in `data`, with the target ready; a killed one goes on.
 
     Other processes may have the same job, on this machine or others, and share the work. Raises `DraftkitError` for
     samples that the target cannot read, for a folder that was begun with other settings, and while a process writes
     something else to it.
     """
-    with many_writers(out):
+    folder = folder_at(out)
+    with folder.shared():
         target = open_target(settings.target)
         if settings.vllm_python is not None:
             target.require_no_adapter("vLLM")
@@ -372,10 +367,10 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
         check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
-        manifest = begin(out, _manifest(settings, target, data, samples, schema_of(out)))
+        manifest = begin(folder, _manifest(settings, target, data, samples, schema_of(folder)))
         with _extractor(settings, target, manifest, samples, media, out) as extractor:
-            cost = plan(out, manifest, samples, extractor, row_tokens)
-            yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
+            cost = plan(folder, manifest, samples, extractor, row_tokens)
+            yield StateJob(folder, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
 
 
 def _manifest(
@@ -426,7 +421,7 @@ def _extractor(
     manifest: Manifest,
     samples: SampleTable,
     media: SampleMedia | None,
-    out: Path,
+    out: Path | str,
 ) -> Iterator[Extractor]:
     dtype, longest = _dtype(settings), int(samples.lengths.max(initial=0))
     if settings.vllm_python is None:
@@ -444,7 +439,7 @@ def _extractor(
         longest=longest,
         tensor_parallel=settings.tensor_parallel,
         device=settings.device,
-        beside=out.absolute(),
+        beside=Path(tempfile.gettempdir()) / "draftkit" if is_address(out) else Path(out).absolute(),
         media=media,
         most_images=0 if media is None else max(len(sample.images) for sample in samples),
     ) as extractor:

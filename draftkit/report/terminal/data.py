@@ -60,7 +60,8 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
 def states_plan(plan: Mapping[str, Any]) -> str:
     """A table of what storing hidden states takes."""
     counts = "{documents:,} samples, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
-    sizes = f"{_size(plan['bytes'])} of {_size(plan['free_bytes'])} free"
+    free = plan["free_bytes"]  # of a disk; a store does not tell
+    sizes = _size(plan["bytes"]) + ("" if free is None else f" of {_size(free)} free")
     time = f"about {timedelta(seconds=round(plan['seconds']))}, from {plan['probe_tokens']:,} tokens"
     return f"{counts.format(**plan)}{sizes}; {time}"
 
