@@ -74,6 +74,11 @@ class Medium:
         return self.place[:8].lower().startswith(("http://", "https://"))
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is an image that is read here, by whatever has its pixels."""
+        return self.modality == "image" and not self.is_remote
+
+    @property
     def shown(self) -> str:
         """The place as messages name it, at most `SHOWN` letters of it."""
         return self.place if len(self.place) <= SHOWN else f"{self.place[:SHOWN]}…"
@@ -85,6 +90,14 @@ class FiledMedium:
 
     place: str
     sha256: str
+
+
+@dataclass(frozen=True)
+class ShownImages:
+    """The images of a prompt, and the tokens of it that stand for them."""
+
+    files: tuple[ImageFile, ...]
+    spans: tuple[MediaSpan, ...]
 
 
 def medium_of(part: Mapping[str, Any]) -> Medium | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from draftkit.errors import SettingError, require_count, require_setting
 from draftkit.io.settings import setting
+from draftkit.media import ShownImages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +168,7 @@ class Request:
     """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
 
     `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
-    `media`: what the target is given of a prompt with images besides its ids (`targets.media`).
+    `media`: what the target is given of a prompt with images besides its ids (`targets.media`); `images`: these.
     For servers alone: `messages`, role and content (text, or parts in OpenAI's words), instead of a prompt where there
     is no tokenizer here, and beside it where there are images; with the chat template's `thinking` and what else a chat
     is asked with, `chat`; `alternatives`, of how many of the likeliest tokens the log-probabilities are wanted.
@@ -184,6 +185,7 @@ class Request:
     chat: Mapping[str, object] = field(default_factory=dict)
     alternatives: int = 0
     media: Mapping[str, Tensor] | None = field(default=None, compare=False)
+    images: ShownImages | None = field(default=None, compare=False)
 
     @property
     def max_length(self) -> int:

@@ -104,7 +104,7 @@ class Dialogue:
     @property
     def _unread(self) -> bool:
         """Whether there is something that a server hears or fetches."""
-        return self.served and any(one.modality == "audio" or one.is_remote for one in media_of(self.history))
+        return self.served and not all(one.is_here for one in media_of(self.history))
 
     def answer(self, prompt: Sequence[int], response: Sequence[int], renderer: Renderer) -> None:
         """Take in a response; one without an end of turn ends the row."""

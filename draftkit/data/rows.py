@@ -108,12 +108,16 @@ class LeftOutRows:
         try:
             return parse_row(place.record, place.where, place.tokenizer, place.folder, takes=self.takes, why=self.why)
         except NotText as row:
-            if _strict.get():
-                raise
-            self.rows += 1
-            self.kinds.update(row.kinds)
-            self.first = self.first or row.where
+            self.leave_out(row)
             return None
+
+    def leave_out(self, row: NotText) -> None:
+        """Count a row; raise it under `strict_rows`."""
+        if _strict.get():
+            raise row
+        self.rows += 1
+        self.kinds.update(row.kinds)
+        self.first = self.first or row.where
 
     def to_dict(self) -> dict[str, object]:
         """The counts as JSON values."""

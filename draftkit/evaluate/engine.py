@@ -20,6 +20,7 @@ from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, Refer
 from draftkit.finding import Finding
 from draftkit.io.settings import with_values
 from draftkit.layout.families import named
+from draftkit.media import Modality
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
@@ -33,6 +34,7 @@ class BaseEngine(ABC):
     compared: ClassVar[bool] = False  # whether draftkit's own engine runs the prompts too, where this one is asked for
     untold: Sequence[str] = ()  # figures of a measurement that it does not give, as a user calls them
     sees_weights: ClassVar[bool] = True  # whether what it runs are the target and the drafts that the user names
+    takes: ClassVar[frozenset[Modality]] = frozenset()  # what else than text it is sent
     keeps_rounds: ClassVar[bool] = False  # whether its runs have `generations`: a record of every round
 
     job: Job  # once it is checked

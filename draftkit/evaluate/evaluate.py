@@ -99,6 +99,7 @@ def evaluate_draft(
         )  # fmt: skip
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
+        job.takes = frozenset.intersection(*(engine.takes for engine in prepared))
 
         def skipped(why: str) -> None:
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))

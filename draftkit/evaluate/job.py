@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from draftkit.convert.quantize import formats_by_part, quantized, read_formats, written_formats
+from draftkit.data.rows import LeftOutRows
 from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
+from draftkit.media import Modality
 from draftkit.results.cell import Heading
 from draftkit.results.settings import SCHEDULED, Settings, Sweep
 from draftkit.version import __version__
@@ -36,8 +38,7 @@ class Job:
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
     of its tokens. `advises`: whether it is told which K is best, by slice too. `trees`: whether trees are drafted, or
-    told of. Raises `DraftkitError` where a
-    part cannot be opened.
+    told of. `takes`: what else than text its engines are sent. Raises `DraftkitError` where a part cannot be opened.
     """
 
     target: str | OpenedTarget | None
@@ -48,6 +49,7 @@ class Job:
     records: bool = False
     advises: bool = False
     trees: bool = False
+    takes: frozenset[Modality] = frozenset()
     _digests: dict[str, str | None] = field(default_factory=dict)
 
     @cached_property
@@ -60,8 +62,16 @@ class Job:
 
     @cached_property
     def prompts(self) -> PromptSet:
-        first = self.sweep.first
-        return load_prompt_set(first.prompts, first.limit, strict=first.strict, recorded=first.turns == "recorded")
+        first, takes = self.sweep.first, self.takes
+        if self.target is not None and not self.opened_target.reads_images:
+            takes -= {"image"}
+        used = " and ".join(["text", *(f"{modality} parts" for modality in sorted(takes))])
+        why = f"{used} are sent to what is measured" if takes else "text alone is sent to what is measured"
+        return load_prompt_set(
+            first.prompts, first.limit, strict=first.strict, recorded=first.turns == "recorded",
+            left_out=LeftOutRows(takes=takes, why=why),
+            media_root=None if first.media_root is None else Path(first.media_root),
+        )  # fmt: skip
 
     @cached_property
     def filler(self) -> Filler | None:
@@ -99,7 +109,16 @@ class Job:
         return {f"{source}[{written_formats(formats)}]": formats for formats in each}
 
     def conversations(self, settings: Settings) -> Conversations:
-        return Conversations(self.prompts.prompts, self.tokenizer, settings, filler=self.filler)
+        reads = self.target is not None and self.opened_target.reads_images
+        return Conversations(
+            self.prompts.prompts, self.tokenizer, settings, filler=self.filler,
+            vision=(lambda: self.opened_target.vision) if reads else None,
+        )  # fmt: skip
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether some prompt has an image."""
+        return any(prompt.media for prompt in self.prompts.prompts)
 
     def seen(self, record: T) -> T:
         """A heading or a cell with the content of prompts and template, which every engine is sent."""
@@ -127,7 +146,7 @@ class Job:
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
     "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "acceptance_rates",
-    "strict",
+    "strict", "media_root",
 )  # fmt: skip
 
 

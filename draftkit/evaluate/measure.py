@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.contexts import Filler
-from draftkit.evaluate.prompts import ChatMessage, Prompt, encode_messages
+from draftkit.evaluate.prompts import ChatMessage, Prompt, encode_images, encode_messages
+from draftkit.media import MediaFolder, Medium, ShownImages, for_servers, media_of
 from draftkit.requests import Request
 from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.settings import Settings
@@ -22,6 +23,8 @@ from draftkit.runtime.records import Generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from draftkit.targets.vision import Vision
 
 # What runs, answers done of the whole measurement, answers in all, acceptance length so far or nan.
 PromptProgress = Callable[[str, int, int, float], None]
@@ -128,7 +131,8 @@ class Conversations:
     """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers.
 
     Without a `tokenizer` requests are messages, which a server renders. Raises `DraftkitError` for what needs one.
-    `filler`: of contexts; by default, with the texts of these prompts.
+    `filler`: of contexts; by default, with the texts of these prompts. `vision`: what reads images, where the target's
+    processor is here.
     """
 
     def __init__(
@@ -140,7 +144,9 @@ class Conversations:
         first: int = 0,
         of: Conversations | None = None,
         filler: Filler | None = None,
+        vision: Callable[[], Vision] | None = None,
     ):
+        self._vision = vision
         self.prompts = prompts
         self._filler = filler
         self._first, self._whole = first, of or self  # of a block: where it begins, in what
@@ -154,7 +160,14 @@ class Conversations:
         sizes = block_sizes(len(self.prompts), self.settings.concurrency)
         ends = [*accumulate(sizes)]
         return [
-            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self)
+            Conversations(
+                self.prompts[end - size : end],
+                self.tokenizer,
+                self.settings,
+                first=end - size,
+                of=self,
+                vision=self._vision,
+            )
             for size, end in zip(sizes, ends, strict=True)
         ]
 
@@ -193,10 +206,10 @@ class Conversations:
         """For each conversation, its id, the tokens of its first prompt and, at most, of all that follows."""
         found = []
         for number, (prompt, request) in enumerate(zip(self.prompts, self.first_requests, strict=True)):
-            turns = (self.first_turns[number], *prompt.turns[1 : self.turns])
-            messages = [*prompt.opening, *map(_user, turns)]
-            asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, messages))
-            longest = asked + len(turns) * self.settings.max_new_tokens
+            turns = min(len(prompt.turns), self.turns)
+            messages = [*prompt.asked(self.first_turns[number]), *map(prompt.user, range(1, turns))]
+            asked = len(request.prompt) if turns == 1 else len(self._ids(prompt, messages))
+            longest = asked + turns * self.settings.max_new_tokens
             found.append((prompt.id, len(request.prompt), longest - len(request.prompt)))
         return found
 
@@ -214,7 +227,7 @@ class Conversations:
         for turn in range(self.turns):
             asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
             for number in asked if turn else ():
-                histories[number].append(_user(self.prompts[number].turns[turn]))
+                histories[number].append(self.prompts[number].user(turn))
             requests = self.first_requests
             if turn:
                 requests = [self._request(number, histories[number], turn) for number in asked]
@@ -235,6 +248,8 @@ class Conversations:
             settings.sampling.numbered(self._first + number + turn * len(self._whole.prompts)),
             ignore_eos=settings.ignore_eos,
         )
+        if media := media_of(messages):
+            return self._with_media(request, prompt, messages, media)
         if self.tokenizer is not None:
             return replace(request, prompt=self._ids(prompt, messages))
         if settings.template is False or prompt.plain:
@@ -252,6 +267,23 @@ class Conversations:
         said = tuple((message["role"], str(message["content"] or "")) for message in messages)
         return replace(request, messages=said, thinking=settings.thinking)
 
+    def _with_media(
+        self, request: Request, prompt: Prompt, messages: Sequence[ChatMessage], media: Sequence[Medium]
+    ) -> Request:
+        """A request with images or sounds: its messages, and where the target is known here what it is given of them.
+        Sounds, and images at addresses, only a server reads."""
+        settings, folder = self.settings, MediaFolder(prompt.folder)
+        if settings.template is False:
+            raise DraftkitError("images are placed by the chat template", hint="leave out template=false")
+        said = tuple((message["role"], message["content"]) for message in for_servers(messages, folder))
+        chat = {"tools": list(prompt.schemas)} if prompt.schemas else {}
+        request = replace(request, messages=said, thinking=settings.thinking, chat=chat)
+        if self._vision is None or not all(one.is_here for one in media):
+            return request
+        files = tuple(map(folder.image, media))
+        made = encode_images(messages, files, self._vision(), settings.thinking, prompt.schemas)
+        return replace(request, prompt=made.tokens, media=made.inputs, images=ShownImages(files, made.spans))
+
     def _said(self, answer: Answer) -> str:
         """The text of an answer, which further turns follow. Raises `DraftkitError` where nobody tells it."""
         if self.tokenizer is not None and answer.ids:
@@ -265,12 +297,12 @@ class Conversations:
 
     def _ids(self, prompt: Prompt, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         assert self.tokenizer is not None
+        if media := media_of(messages):
+            assert self._vision is not None
+            files = [*map(MediaFolder(prompt.folder).image, media)]
+            return encode_images(messages, files, self._vision(), self.settings.thinking, prompt.schemas).tokens
         template = False if self.settings.template is None and prompt.plain else self.settings.template
         return encode_messages(messages, self.tokenizer, self.settings.thinking, template, prompt.schemas)
-
-
-def _user(text: str) -> ChatMessage:
-    return {"role": "user", "content": text}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -24,6 +24,7 @@ from draftkit.results.cell import NearTie
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation
+from draftkit.targets.media import Media, arguments, explained_media, of_length
 from draftkit.targets.target import Target
 
 FORCED_TOGETHER = 16  # texts of one forward
@@ -37,22 +38,25 @@ def most_of_rounding(dtype: torch.dtype, resolution: float) -> float:
     return SAFETY * (FLOAT32_UNITS if dtype == torch.float32 else HALF_UNITS) * resolution
 
 
-def teacher_forced(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """The logits float32 [N, V] that decide each of `tokens` after those before it.
+def teacher_forced(
+    model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], media: Media | None = None
+) -> Tensor:
+    """The logits float32 [N, V] that decide each of `tokens` after those before it. `media`: of a prompt with images.
 
     The pass shares nothing with the engine but the weights: it is transformers' own forward with its own attention and
     without a cache.
     """
-    return _forced(model, [[*prompt, *tokens]], len(prompt))[0]
+    return _forced(model, [[*prompt, *tokens]], len(prompt), media)[0]
 
 
 @torch.inference_mode()
-def _forced(model: PreTrainedModel, texts: Sequence[Sequence[int]], prompt: int) -> Tensor:
+def _forced(model: PreTrainedModel, texts: Sequence[Sequence[int]], prompt: int, media: Media | None = None) -> Tensor:
     """The logits float32 [B, N, V] that decide what follows the first `prompt` tokens of texts of one length."""
     ids = torch.tensor(texts, device=model.device)
     rows = torch.arange(prompt - 1, ids.shape[1] - 1, device=model.device)
-    with own_attention(model):
-        return model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits.float()
+    given = {} if media is None else arguments(model, of_length(media, ids.shape[1]))
+    with own_attention(model), explained_media(media):
+        return model(input_ids=ids, use_cache=False, logits_to_keep=rows, **given).logits.float()
 
 
 @contextmanager
@@ -68,14 +72,16 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 def with_likelihoods(model: PreTrainedModel, requests: Sequence[Request], answers: Sequence[Answer]) -> list[Answer]:
     """Answers that name ids with the log-probabilities of their tokens, and of the likeliest in their places, as many
     as the requests ask for."""
-    together: dict[tuple[int, int], list[int]] = {}
+    together: dict[tuple[int, ...], list[int]] = {}
     for number, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-        together.setdefault((len(request.prompt), len(answer.tokens)), []).append(number)
+        alone = () if request.media is None else (number,)
+        together.setdefault((len(request.prompt), len(answer.tokens), *alone), []).append(number)
     found = list(answers)
-    for (prompt, _), numbers in together.items():
+    for (prompt, *_), numbers in together.items():
         for begin in range(0, len(numbers), FORCED_TOGETHER):
             part = numbers[begin : begin + FORCED_TOGETHER]
-            logits = _forced(model, [[*requests[number].prompt, *answers[number].ids] for number in part], prompt)
+            texts = [[*requests[number].prompt, *answers[number].ids] for number in part]
+            logits = _forced(model, texts, prompt, requests[part[0]].media)
             for number, rows in zip(part, logits.log_softmax(-1), strict=True):
                 found[number] = _with_rows(answers[number], rows, requests[number].alternatives or 1)
     return found
@@ -231,7 +237,7 @@ def near_ties(
 def _parting(model: PreTrainedModel, drafted: Generation, plain: Generation) -> Parting:
     both = enumerate(zip_longest(drafted.tokens, plain.tokens))
     position, (token, plain_token) = next((i, pair) for i, pair in both if pair[0] != pair[1])
-    logits = teacher_forced(model, plain.request.prompt, [*plain.tokens[:position], 0])[-1]
+    logits = teacher_forced(model, plain.request.prompt, [*plain.tokens[:position], 0], plain.request.media)[-1]
     logprobs = logits.log_softmax(-1)
     own, theirs = (-math.inf if one is None else float(logprobs[one]) for one in (token, plain_token))
     resolution = float(logits.masked_fill(logits.isinf(), 0).abs().max()) * torch.finfo(torch.float32).eps

@@ -22,7 +22,9 @@ from draftkit.data.rows import (
     Conversation,
     LeftOutRows,
     Message,
+    NotText,
     Place,
+    media_root_of,
     read_file,
     strict_rows,
     undecoded,
@@ -30,10 +32,21 @@ from draftkit.data.rows import (
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import keep_token
 from draftkit.io.records import did_you_mean
+from draftkit.media import (
+    ImageFile,
+    MediaFolder,
+    Medium,
+    RefusedMedia,
+    for_templates,
+    media_of,
+    text_of,
+)
 from draftkit.version import with_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from draftkit.targets.vision import MediaTokens, Vision
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +54,7 @@ ChatMessage = dict[str, Any]
 BUNDLED = "zoo"
 WITHOUT_NETWORK = "--dataset FILE, with prompts of your own, and --dataset zoo, the bundled ones, need no network"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
+UNREADABLE = "unreadable image"
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 PlacedRows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
@@ -51,7 +65,9 @@ class Prompt:
     """One question: an id, a category for grouping, and the user's turns. `plain`: a text to go on with as it is, to
     which no chat template belongs. `system`: the system message, where there is one. `tools`: whether the row has some,
     or calls them. `said`: all that its row says, recorded answers included. `recorded`: the messages that a row has
-    before one of its answers, which is asked for anew after them as they are; `schemas`: the tools it may call."""
+    before one of its answers, which is asked for anew after them as they are; `schemas`: the tools it may call.
+    `contents`: of each turn, its parts where some are images or sounds, whose files lie below `folder`; `digests` of
+    these."""
 
     id: str
     category: str
@@ -62,6 +78,23 @@ class Prompt:
     said: str = field(default="", compare=False)
     recorded: tuple[Message, ...] = ()
     schemas: tuple[object, ...] | None = None
+    contents: tuple[object, ...] = ()
+    folder: Path | None = field(default=None, compare=False)
+    digests: tuple[str, ...] = ()
+
+    @property
+    def media(self) -> list[Medium]:
+        """The images and sounds of all turns."""
+        return media_of(self.recorded or [{"content": content} for content in self.contents])
+
+    def user(self, turn: int, said: str | None = None) -> ChatMessage:
+        """What the user says at a turn; `said` where that is its text behind another one."""
+        text = self.turns[turn] if said is None else said
+        if not self.contents or isinstance(self.contents[turn], str):
+            return {"role": "user", "content": text}
+        before = text.removesuffix(self.turns[turn])
+        parts = [{"type": "text", "text": before}] if before else []
+        return {"role": "user", "content": [*parts, *self.contents[turn]]}  # type: ignore[misc]
 
     @property
     def opening(self) -> list[ChatMessage]:
@@ -75,11 +108,7 @@ class Prompt:
 
     def asked(self, said: str) -> list[ChatMessage]:
         """The messages of the first request: what is recorded, or else the opening, and what the user has `said`."""
-        return (
-            [dict(message) for message in self.recorded]
-            if self.recorded
-            else [*self.opening, {"role": "user", "content": said}]
-        )
+        return [dict(message) for message in self.recorded] if self.recorded else [*self.opening, self.user(0, said)]
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
@@ -93,7 +122,7 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
 def encode_prompt(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None, template: bool | None = None
 ) -> tuple[int, ...]:
-    """The ids the target sees of the first turn, as `encode_messages` makes them."""
+    """The ids the target sees of the first turn, as `encode_messages` makes them; of a prompt of text."""
     template = False if template is None and prompt.plain else template
     return encode_messages(prompt.asked(prompt.text), tokenizer, thinking, template, prompt.schemas)
 
@@ -111,25 +140,51 @@ def encode_messages(
     A template writes the beginning-of-sequence token itself, so the rendered text is not tokenized a second time.
     `thinking` is the template's `enable_thinking`; None leaves it to the template. `schemas`: of tools, for a template.
     """
-    from draftkit.targets.chat import TemplateRejection, render, token_ids  # needs transformers, as the tokenizer does
+    from draftkit.targets.chat import token_ids  # needs transformers, as the tokenizer does
 
     if tokenizer.chat_template is None and template:
         raise TargetError(
             "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave out template=true"
         )
     if tokenizer.chat_template is None or template is False:
-        return tuple(token_ids(tokenizer, "\n".join(str(message["content"] or "") for message in messages)))
+        return tuple(token_ids(tokenizer, "\n".join(text_of(message["content"]) for message in messages)))
+    return tuple(token_ids(tokenizer, _rendered(messages, tokenizer, thinking, schemas), special=False))
+
+
+def encode_images(
+    messages: Sequence[ChatMessage],
+    images: Sequence[ImageFile],
+    vision: Vision,
+    thinking: bool | None = None,
+    schemas: Sequence[object] | None = None,
+) -> MediaTokens:
+    """A conversation with images that the target is to go on with, with the chat template. Raises `TargetError`, and
+    `RefusedMedia` for an image that it does not read."""
+    if vision.tokenizer.chat_template is None:
+        raise TargetError("images take a chat template, and there is none", where=vision.tokenizer.name_or_path)
+    text = _rendered(for_templates(messages), vision.tokenizer, thinking, schemas)
+    return vision.encode(text, vision.read(images))
+
+
+def _rendered(
+    messages: Sequence[ChatMessage],
+    tokenizer: PreTrainedTokenizerBase,
+    thinking: bool | None,
+    schemas: Sequence[object] | None,
+) -> str:
+    from draftkit.targets.chat import TemplateRejection, render
+
     settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
     if schemas:
         settings["tools"] = list(schemas)
     try:
-        text = render(tokenizer, messages, add_generation_prompt=True, **settings)
+        text: str = render(tokenizer, messages, add_generation_prompt=True, **settings)
     except TemplateRejection as rejection:
         raise TargetError(
-            f"the chat template does not take the prompt {str(messages[-1]['content'])[:60]!r}: {rejection}",
+            f"the chat template does not take the prompt {text_of(messages[-1]['content'])[:60]!r}: {rejection}",
             where=tokenizer.name_or_path,
         ) from rejection
-    return tuple(token_ids(tokenizer, text, special=False))
+    return text
 
 
 @dataclass(frozen=True)
@@ -151,7 +206,14 @@ class PromptSet:
     def sha256(self) -> str:
         """The digest of the texts, by which two runs are known to have asked the same."""
         asked = [
-            [*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening, *prompt.recorded]
+            [
+                *prompt.turns,
+                *([prompt.plain] if prompt.plain else []),
+                *prompt.opening,
+                *prompt.recorded,
+                *(() if prompt.recorded else prompt.contents),
+                *prompt.digests,
+            ]
             for prompt in self.prompts
         ]
         return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()
@@ -168,14 +230,21 @@ class _Columns:
 
 
 def load_prompt_set(
-    source: str, limit: int | None = None, *, strict: bool = False, recorded: bool = False
+    source: str,
+    limit: int | None = None,
+    *,
+    strict: bool = False,
+    recorded: bool = False,
+    left_out: LeftOutRows | None = None,
+    media_root: Path | None = None,
 ) -> PromptSet:
     """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
 
     A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
-    that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that are
-    not text are left out, and refused if `strict`. `recorded`: each answer that a row holds is a prompt, of all that
+    that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that
+    `left_out` does not take are left out, and refused if `strict`, as are those with images that cannot be read.
+    `media_root` as of `media_root_of`. `recorded`: each answer that a row holds is a prompt, of all that
     comes before it. Logs of requests to a server are rows too. Raises `SourceError` and `FormatError` naming file and
     line.
     """
@@ -194,12 +263,12 @@ def load_prompt_set(
     else:
         where, _, revision = source.partition("@")
         rows, revision = _published({"hub": where, "revision": revision or None})
-    left_out = LeftOutRows()
+    left_out, folder = left_out or LeftOutRows(), media_root_of(source, media_root)
     with strict_rows() if strict else nullcontext():
         parsed = [
             prompt
             for number, (at, row) in enumerate(rows, start=1)
-            for prompt in _prompts(row, columns, at, number, left_out, recorded=recorded)
+            for prompt in _prompts(columns, Place(at, dict(row), None, folder), number, left_out, recorded=recorded)
         ]
     prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
     if not prompts:
@@ -262,20 +331,21 @@ def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
 
 
 def _prompts(
-    row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOutRows, *, recorded: bool
+    columns: _Columns, place: Place, number: int, left_out: LeftOutRows, *, recorded: bool
 ) -> Sequence[Prompt]:
     """The prompts of a row: one, or one for each recorded answer; none of a row that is left out."""
-    conversation = None
+    conversation, row, where = None, place.record, place.where
+    contents: tuple[object, ...] = ()
     if columns.prompt is None:
-        parsed = left_out.read(Place(where, as_row(row, where)))
+        parsed = left_out.read(place._replace(record=as_row(row, where)))
         if parsed is None:
             return ()
         conversation = parsed.content if isinstance(parsed.content, Conversation) else None
-        turns, plain, system = _turns(parsed.content)
+        turns, plain, system, contents = _turns(parsed.content)
         tools = category_of(parsed).endswith("tools=yes")
     else:
         turns, plain, system, tools = _texts(row.get(columns.prompt)), False, "", False
-    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+    if not turns or not all(isinstance(turn, str) and (turn or contents) for turn in turns):
         keys = f'"{columns.prompt}"' if columns.prompt else SHAPES
         raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
     known = (row.get(columns.id),) if columns.id else (row.get("question_id"), row.get("id"))
@@ -288,9 +358,24 @@ def _prompts(
         plain,
         system,
         tools,
+        contents=contents,
+        folder=place.folder,
     )
     prompt = replace(prompt, said=_said(prompt, conversation))
-    return _replayed(prompt, conversation) if recorded else (prompt,)
+    found = _replayed(prompt, conversation) if recorded else (prompt,)
+    try:
+        return [replace(one, digests=_digests(one)) for one in found]
+    except RefusedMedia as refusal:
+        left_out.leave_out(NotText([UNREADABLE], where, str(refusal)))
+        return ()
+
+
+def _digests(prompt: Prompt) -> tuple[str, ...]:
+    """The digests of the images that lie here. Raises `RefusedMedia` for one that cannot be read."""
+    files = [MediaFolder(prompt.folder).image(one) for one in prompt.media if one.is_here]
+    for file in files:
+        file.pixels()
+    return tuple(file.sha256 for file in files)
 
 
 def _said(prompt: Prompt, conversation: Conversation | None) -> str:
@@ -298,7 +383,7 @@ def _said(prompt: Prompt, conversation: Conversation | None) -> str:
     if conversation is None:
         return "\n\n".join(prompt.turns)
     spoken = (message["content"] for message in conversation.messages if message["role"] != "system")
-    return "\n\n".join(str(text) for text in spoken if text)
+    return "\n\n".join(text for content in spoken if (text := text_of(content)))
 
 
 def _replayed(prompt: Prompt, conversation: Conversation | None) -> list[Prompt]:
@@ -308,21 +393,24 @@ def _replayed(prompt: Prompt, conversation: Conversation | None) -> list[Prompt]
     for at, message in enumerate(messages):
         before = messages[:at]
         if message["role"] == "assistant" and any(said["role"] not in ("system", "assistant") for said in before):
-            asked = str(before[-1]["content"] or prompt.text)
+            asked = text_of(before[-1]["content"]) or prompt.text
             schemas = None if conversation is None else conversation.tools
             turn = replace(prompt, id=f"{prompt.id}/{len(found) + 1}", turns=(asked,), recorded=before, schemas=schemas)
             found.append(turn)
     return found
 
 
-def _turns(content: object) -> tuple[Sequence[object], bool, str]:
-    """The user's turns of a row in any shape, whether it is plain text, and its system message."""
+def _turns(content: object) -> tuple[Sequence[object], bool, str, tuple[object, ...]]:
+    """The user's turns of a row in any shape, whether it is plain text, its system message, and the contents of the
+    turns where some have more than text."""
     match content:
         case Conversation(messages):
-            system = "\n".join(str(message["content"] or "") for message in messages if message["role"] == "system")
-            return [message["content"] for message in messages if message["role"] == "user"], False, system
+            system = "\n".join(text_of(message["content"]) for message in messages if message["role"] == "system")
+            said = tuple(message["content"] for message in messages if message["role"] == "user")
+            contents = said if any(isinstance(one, list) for one in said) else ()
+            return [text_of(one) if contents else one for one in said], False, system, contents
         case _:
-            return [content], True, ""
+            return [content], True, "", ()
 
 
 def _texts(value: object) -> Sequence[object]:

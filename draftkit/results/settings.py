@@ -71,7 +71,12 @@ class Settings:
     )
     limit: int | None = setting("Use this many prompts, spread over the set.", None, unit="prompts")
     strict: bool = setting(
-        "Refuse prompts with images or other parts that are not text; else they are left out and counted.", False
+        "Refuse prompts with parts that are not measured, as videos, or with unreadable images; else they are left out "
+        "and counted.",
+        False,
+    )
+    media_root: str | None = setting(
+        "The folder below which the images of prompts lie; default: that of their file.", None
     )
     turns: Turns = setting(
         "Of prompts with several: the first; all, each after the target's own answers; or each answer that is "

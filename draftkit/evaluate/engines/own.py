@@ -45,6 +45,7 @@ class OwnEngine(BaseEngine):
     """draftkit's own engine, with target and drafts loaded once for all cells."""
 
     name = "draftkit"
+    takes = frozenset({"image"})
     keeps_rounds = True
 
     @property
@@ -67,7 +68,8 @@ class OwnEngine(BaseEngine):
             plan.require()
         device = device_named(sweep.first.device)
         dtype = dtype_named(sweep.first.dtype, device)
-        self.model = job.opened_target.load(device=device, dtype=dtype)
+        target = job.opened_target.with_images() if job.shows_images else job.opened_target
+        self.model = target.load(device=device, dtype=dtype)
         self.drafts = {
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }

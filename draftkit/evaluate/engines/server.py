@@ -36,6 +36,7 @@ class ServerEngine(BaseEngine):
     """
 
     name = "server"  # until it has said which
+    takes = frozenset({"image", "audio"})
     settings_type = ServerSettings
     sees_weights = False
 

@@ -12,6 +12,7 @@ from draftkit.engines.records import Answer, Counters, DraftCounts, Token
 from draftkit.engines.releases import Release
 from draftkit.engines.vllm.accepts import ENGINE, check_target, check_verification, refusal_by_vllm, verdicts
 from draftkit.engines.vllm.client import sampling_fields, warm_up
+from draftkit.engines.vllm.images import image_arguments, image_prompt
 from draftkit.engines.vllm.process import check_python, find_python, read_metrics, vllm_process
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
@@ -38,6 +39,7 @@ class VllmEngine(BaseEngine):
 
     name = "vllm"
     settings_type = VllmSettings
+    takes = frozenset({"image"})
     compared = True
 
     def __init__(self, settings: VllmSettings):
@@ -105,6 +107,9 @@ class VllmEngine(BaseEngine):
             "disable_log_stats": False,
             "trust_remote_code": trusts_remote_code(),
         }
+        shown = [len(request.images.files) for request in asked.first_requests if request.images is not None]
+        if shown:  # later turns show no more than all turns of a prompt together
+            arguments |= image_arguments(max(len(prompt.media) for prompt in asked.prompts))
         if vllm.gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = vllm.gpu_memory_utilization
         arguments |= stated
@@ -147,7 +152,10 @@ def _drawing(settings: Settings) -> dict[str, object]:
 
 def _prompt(request: Request, end_ids: frozenset[int]) -> PromptTokens:
     wanted = {"logprobs": request.alternatives} if request.alternatives else {}
-    return {"tokens": list(request.prompt), "sampling": sampling_fields(request, end_ids) | wanted}
+    sampling = sampling_fields(request, end_ids) | wanted
+    if request.images is not None:
+        return image_prompt(request.prompt, request.images.spans, request.images.files, sampling)
+    return {"tokens": list(request.prompt), "sampling": sampling}
 
 
 def _since(before: Counters, after: Counters) -> DraftCounts | None:

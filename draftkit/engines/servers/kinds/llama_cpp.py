@@ -88,6 +88,12 @@ class LlamaCppServer(Server):
 
     def _rendered(self, request: Request) -> object:
         """Messages as text, by the target's own template."""
+        if any(not isinstance(content, str) for _, content in request.messages):
+            raise DraftkitError(
+                f"request {request.id} has images or sounds, which are not sent to llama.cpp",
+                where=self.api.root,
+                hint="leave such prompts out, or measure a server of vLLM or SGLang",
+            )
         messages = [{"role": role, "content": content} for role, content in request.messages]
         body: dict[str, object] = {"messages": messages}
         if request.thinking is not None:
