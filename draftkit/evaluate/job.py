@@ -16,7 +16,7 @@ from draftkit.data.rows import LeftOutRows
 from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
-from draftkit.layout.digest import draft_sha256, target_sha256
+from draftkit.layout.digest import TargetDigest, draft_sha256
 from draftkit.layout.folder import Draft
 from draftkit.media import Modality
 from draftkit.results.cell import Heading
@@ -140,7 +140,16 @@ class Job:
     @cached_property
     def target_sha256(self) -> str | None:
         """The content of the target; None where nobody compares it."""
-        return self.opened_target.mark(target_sha256(self.opened_target.folder)) if self.resumes else None
+        return None if self.digest is None else self.opened_target.mark(self.digest.result())
+
+    @cached_property
+    def digest(self) -> TargetDigest | None:
+        """What digests the target's weights, from when it is first asked for."""
+        if not self.resumes or self.target is None:
+            return None
+        begun = TargetDigest(self.opened_target.folder)
+        self.stack.callback(begun.stop)
+        return begun
 
 
 SHOWN_IDS = 16  # of the first prompt

@@ -8,10 +8,12 @@ import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -37,6 +39,10 @@ from draftkit.evaluate.options import parse_floats, parse_integers
 from draftkit.evaluate.planning import plan_evaluation
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompt_set, load_prompts, registry
 from draftkit.evaluate.speed import RoundTimes, speed_model
+from draftkit.hub.locate import locate
+from draftkit.layout import digest
+from draftkit.layout.digest import target_sha256
+from draftkit.loading import OpenedTarget
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.cell import DIGESTS, Cell, Interval, Times
 from draftkit.results.record import Result, result_from, result_json
@@ -299,6 +305,36 @@ def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path
     assert any("does not say which weights" in w.message for w in result.warnings)
     (cell,) = json.loads(path.read_text())["cells"]
     assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
+
+
+def test_weights_are_digested_while_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, load = Event(), OpenedTarget.load
+
+    def digested(folder: Path, given_up: Event) -> str:
+        begun.set()
+        return target_sha256(folder, given_up)
+
+    def loaded(opened: OpenedTarget, **where: Any) -> Any:
+        assert begun.wait(60)
+        return load(opened, **where)
+
+    monkeypatch.setattr(digest, "target_sha256", digested)
+    monkeypatch.setattr(OpenedTarget, "load", loaded)
+    saved = ResultFile(tmp_path / "result.json", resume=False)
+    settings = Settings(limit=1, max_new_tokens=8, num_speculative_tokens=2)
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle3"], settings, saved=saved)
+    assert result.cells[0].target_sha256 == target_sha256(locate("zoo:target").path)
+
+
+def test_a_digest_that_is_given_up_ends() -> None:
+    given_up = Event()
+    given_up.set()
+    with pytest.raises(CancelledError):
+        target_sha256(locate("zoo:target").path, given_up)
+    begun = digest.TargetDigest(locate("zoo:target").path)
+    begun.stop()
+    with suppress(CancelledError):  # it may be done already
+        assert begun.result() == target_sha256(locate("zoo:target").path)
 
 
 @pytest.mark.slow

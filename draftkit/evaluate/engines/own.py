@@ -68,6 +68,7 @@ class OwnEngine(BaseEngine):
             plan.require()
         device = device_named(sweep.first.device)
         dtype = dtype_named(sweep.first.dtype, device)
+        _ = job.digest  # begins beside what is loaded
         target = job.opened_target.with_images() if job.shows_images else job.opened_target
         self.model = target.load(device=device, dtype=dtype)
         self.drafts = {
