@@ -1,89 +1,94 @@
 #!/usr/bin/env bash
-# What there is to learn from a GPU, in sections that each end within nine minutes, into one page of Markdown.
+# What there is to learn from a GPU, in sections that each end within nine minutes, into a folder with one page.
 #
-#   scripts/gpu_day.sh [--out FILE] [--dry-run] [SECTION …]     all sections where none is named
+#   scripts/gpu_day.sh [--out FOLDER] [--dry-run] [SECTION …]     all sections where none is named
 #
-# Python is $PYTHON, or .venv/bin/python; sections beside vLLM want $VLLM_PYTHON, the Python of its environment. A section
-# that fails or takes too long is written down, and the next one goes on. At the end of the page stands what each was to
-# show, and whether it did. --dry-run asks every command for its help or its tests instead; it needs no GPU.
+# Python is $PYTHON, or .venv/bin/python. Sections beside vLLM want $VLLM_PYTHON, the Python of its environment, and
+# measure $TARGET with $DRAFT, or the embedded models. A section that fails or takes too long is written down, and the
+# next one goes on; named alone, it is run again. FOLDER/README.md says of each promise whether it is kept, by all
+# sections that the folder has (scripts/gpu/promises.py). --dry-run tries every command without a GPU, as small as it
+# goes: tests are collected, benchmarks run on the CPU, and where neither can be, options are read.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-python=${PYTHON:-.venv/bin/python}
-LIMIT=540 # seconds of a section
-names=(kernels runtime lossless attention rounds-1 rounds-8 rounds-100 profile long-prompts counts beside-vllm)
+python=${PYTHON:-.venv/bin/python} vllm=${VLLM_PYTHON:-}
+models=(--target "${TARGET:-zoo:target}" --draft "${DRAFT:-zoo:eagle3}" --dataset zoo)
+LIMIT=${LIMIT:-540} # seconds of a section
+names=(kernels runtime lossless counts rounds-1 rounds-8 rounds-64 launches attention long-prompts beside-vllm)
 
-say() { # what a section is to show
+command_of() { # sets `line`, and `stated` where its output is its figures
+	local tests=("$python" -m pytest -q -n0 -p no:cacheprovider) bench=("$python" -m scripts.bench.gpu)
+	local draftkit=("$python" -m draftkit) device=cuda dtype=bfloat16 figures=(--json "$out/$1.json")
+	local both=(--engine vllm --vllm-python "$vllm" --json)
+	if [ -n "$dry" ]; then
+		tests+=(--collect-only) bench+=(--shape tiny) device=cpu dtype=float32
+	fi
+	bench+=(--device "$device")
+	stated=
 	case $1 in
-	kernels) echo "kernels and captured rounds compute what their references do" ;;
-	runtime) echo "every drafter gives plain decoding's tokens, natively compiled" ;;
-	lossless) echo "the output with a draft is the target's (README: lossless)" ;;
-	attention) echo "slot attention is at the speed of the memory it reads" ;;
-	rounds-1 | rounds-8 | rounds-100) echo "rounds of ${1#rounds-} at the roofline of benchmarks/roofline.md" ;;
-	profile) echo "a round launches what benchmarks/launches.md counts" ;;
-	long-prompts) echo "prompts of many lengths wait for no plan of attention" ;;
-	counts) echo "the same counts as vLLM" ;;
-	beside-vllm) echo "tokens a second beside vLLM" ;;
+	kernels) line=("${tests[@]}" tests/gpu/test_on_a_gpu.py -m gpu) ;;
+	runtime) line=("${tests[@]}" tests/runtime -m "(gpu or interpreter) and not long") ;;
+	lossless) line=("${draftkit[@]}" certify "${models[@]}" --device "$device" --dtype float32) ;;
+	counts) line=("${draftkit[@]}" eval "${models[@]}" --device "$device" --dtype float32 "${both[@]}") stated=1 ;;
+	rounds-*) line=("${bench[@]}" --batches "${1#rounds-}" --context 964 --latency "${figures[@]}") ;;
+	launches) line=("${bench[@]}" --profile --batches 1 8 "${figures[@]}") ;;
+	attention) line=("$python" -m scripts.bench.attention "${figures[@]}") ;;
+	long-prompts) line=("${bench[@]}" --batches 1 --context 4000 --latency 8 64 "${figures[@]}") ;;
+	beside-vllm) line=("${draftkit[@]}" eval "${models[@]}" --device "$device" --dtype "$dtype" --concurrency 1,8,32 "${both[@]}")
+		stated=1 ;;
 	*) return 1 ;;
 	esac
+	if [ -n "$dry" ]; then smaller "$1"; fi
 }
 
-command_of() { # sets `line`; empty where the section cannot run
+smaller() { # of a dry run: what a section's command is without a GPU and without vLLM
 	case $1 in
-	kernels) line=("$python" -m pytest -q -n0 -p no:cacheprovider tests/gpu/test_on_a_gpu.py -m gpu) ;;
-	runtime) line=("$python" -m pytest -q -n0 -p no:cacheprovider tests/runtime -m "(gpu or interpreter) and not long") ;;
-	lossless) line=("$python" -m draftkit certify --target zoo:target --draft zoo:eagle3 --dtype float32 --device cuda) ;;
-	attention) line=("$python" -m scripts.bench.attention) ;;
-	rounds-*) line=("$python" -m scripts.bench.gpu --batches "${1#rounds-}" --latency) ;;
-	profile) line=("$python" -m scripts.bench.gpu --profile --batches 1 8) ;;
-	long-prompts) line=("$python" -m scripts.bench.gpu --batches 1 --context 4000 --latency 8 64) ;;
-	counts) line=(${VLLM_PYTHON:+"$python" -m scripts.check.vllm --vllm-python "$VLLM_PYTHON"}) ;;
-	beside-vllm) line=(${VLLM_PYTHON:+"$python" -m scripts.bench.runtime --vllm-python "$VLLM_PYTHON" --batches 1 8 32}) ;;
+	lossless) line+=(--limit 2 --max-new-tokens 8) ;;
+	counts | beside-vllm) line+=(--help) stated= ;;
+	rounds-* | launches | long-prompts) line+=(--context 40) ;;
 	esac
-}
-
-tried() { # what a dry run does of a command
-	if [ "$3" = pytest ]; then "$@" --collect-only; else "$1" -m "$3" $([ "$3" = draftkit ] && echo "$4") --help; fi
+	case $1 in rounds-* | long-prompts) line+=(--batches 1 --latency 2) ;; launches) line+=(--batches 1) ;; esac
 }
 
 out= dry= chosen=()
 while [ $# -gt 0 ]; do
 	case $1 in
-	--out) out=${2:?--out wants a file} && shift ;;
+	--out) out=${2:?--out wants a folder} && shift ;;
 	--dry-run) dry=1 ;;
-	*) say "$1" >/dev/null || { echo "no section $1; there are: ${names[*]}" >&2; exit 2; }
+	*) [[ " ${names[*]} " == *" $1 "* ]] || { echo "no section $1; there are: ${names[*]}" >&2; exit 2; }
 		chosen+=("$1") ;;
 	esac
 	shift
 done
 [ ${#chosen[@]} -gt 0 ] || chosen=("${names[@]}")
-
-device=none
-if [ -z "$dry" ]; then
-	device=$("$python" -c 'import torch; print(torch.cuda.get_device_name().replace(" ", "-").lower())') || exit 1
+if [ -z "$out" ]; then
+	name='import torch; print(torch.cuda.get_device_name().replace(" ", "-").lower())'
+	device=$([ -n "$dry" ] && echo dry-run || "$python" -c "$name") || exit 1
+	out=benchmarks/$(date -u +%F)-$device
 fi
-out=${out:-benchmarks/$(date -u +%F)-$device.md}
-mkdir -p "$(dirname "$out")"
-printf '# %s, %s\n\ndraftkit at %s.\n' "$device" "$(date -u +%F)" "$(git rev-parse --short HEAD)" >"$out"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 
-rows= failed=0
+failed=0
 for name in "${chosen[@]}"; do
 	command_of "$name"
-	if [ ${#line[@]} -eq 0 ]; then
-		rows+="| $name | $(say "$name") | not run: VLLM_PYTHON is not set |"$'\n'
+	rm -f "$out/$name".*
+	if [ -z "$vllm$dry" ] && { [ "$name" = counts ] || [ "$name" = beside-vllm ]; }; then
+		echo "$name: not run: VLLM_PYTHON is not set" >&2
 		continue
 	fi
-	printf '\n## %s\n\n`%s`\n\n```\n' "$name" "${line[*]}" >>"$out"
+	echo "$name: ${line[*]}" >&2
+	printf 'draftkit at %s\n%s\n\n' "$(git describe --always --dirty=+)" "${line[*]}" >"$out/$name.txt"
 	began=$SECONDS
-	if [ -n "$dry" ]; then tried "${line[@]}"; else timeout "$LIMIT" "${line[@]}"; fi 2>&1 | tail -n 160 >>"$out"
-	code=${PIPESTATUS[0]}
-	printf '```\n\nExit code %s after %s s.\n' "$code" $((SECONDS - began)) >>"$out"
-	case $name in # what has figures for an answer does not judge them itself
-	attention | rounds-* | profile | long-prompts | beside-vllm) kept="its figures tell" ;;
-	*) kept=yes ;;
-	esac
-	if [ "$code" -ne 0 ]; then kept="no: exit code $code" && failed=1; fi
-	rows+="| $name | $(say "$name") | ${dry:+dry run: }$kept |"$'\n'
+	if [ -n "$stated" ]; then
+		timeout "$LIMIT" "${line[@]}" >"$out/$name.json" 2>>"$out/$name.txt"
+	else
+		timeout "$LIMIT" "${line[@]}" >>"$out/$name.txt" 2>&1
+	fi
+	code=$?
+	echo "$code" >"$out/$name.code"
+	[ "$code" -eq 0 ] || failed=1
+	printf '\nexit code %s after %s s\n' "$code" $((SECONDS - began)) >>"$out/$name.txt"
 done
-printf '\n## What was to be shown\n\n| section | promise | kept |\n|---|---|---|\n%s' "$rows" >>"$out"
-echo "$out"
+"$python" -m scripts.gpu.promises "$out" ${dry:+--dry-run} || failed=1
+echo "$out/README.md"
 exit $failed

@@ -5,14 +5,17 @@
 A call reads the keys and values that its sequences hold, once; the copy bandwidth says how long that must take. The
 peer is torch's `scaled_dot_product_attention` over the same slots, masked, up to the longest sequence. Both are
 captured in a CUDA graph of several layers, more than the L2 cache holds, and replayed. Without CUDA it says so.
+`--json FILE` keeps the figures, for `scripts/gpu/promises.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -129,6 +132,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128, help="of a head")
     parser.add_argument("--capacity", type=int, default=8192, help="entries of a slot")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
     return parser.parse_args()
 
 
@@ -145,11 +149,18 @@ def main() -> None:
     shares = ("of copy speed", "against SDPA", "difference")
     columns = ("batch", "rows", "length", "live MB", "at copy speed", "kernel", "with write", "SDPA", *shares)
     table = Table(*columns, title=title)
+    figures = []
     for batch, rows, length in product(BATCHES, ROWS, LENGTHS):
         bench = Bench(options, batch, rows, length)
-        table.add_row(str(batch), str(rows), str(length), *row(bench, bandwidth))
+        cells = row(bench, bandwidth)
+        table.add_row(str(batch), str(rows), str(length), *cells)
+        of_copy = float(cells[columns.index("of copy speed") - 3])
+        figures.append({"figure": "attention", "batch": batch, "rows": rows, "length": length, "of_copy": of_copy})
         del bench
     console.print(table)
+    if options.json is not None:
+        told = {"device": torch.cuda.get_device_name(), "figures": figures}
+        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Rounds of an 8B-shaped target on a GPU against the roofline: plain decoding and four shapes of drafts.
 
 `python -m scripts.bench.gpu [--batches 1 8 100] [--context 512]`; `--shape tiny --device cpu` tries the script out.
-`--profile` says instead, of plain rounds and EAGLE-3's, which kernels their time goes into.
+`--profile` says instead, of plain rounds and EAGLE-3's, how many kernels they launch and where their time goes.
+`--json FILE` keeps the figures, for `scripts/gpu/promises.py`.
 
 All weights are random; drafts are accepted at set rates, so that every round emits `--acceptance-length` tokens. The
 roofline is the time to move the weights that the models' forwards read and the live cache at the measured speed of a
@@ -13,11 +14,13 @@ time per round is measured, as the difference of two lengths, and the same accep
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise, product
+from pathlib import Path
 from statistics import mean, median
 from typing import TypeVar
 
@@ -124,6 +127,7 @@ class Bench:
         self.model = self.causal_lm(self.shape.target)
         self.small = self.causal_lm(self.shape.small)
         self.bandwidth = self.copy_bandwidth()
+        self.figures: list[dict[str, object]] = []
 
     def causal_lm(self, config: LlamaConfig) -> PreTrainedModel:
         with self.device:
@@ -309,8 +313,9 @@ class Bench:
         gaps = [after - before for before, after in pairwise(times)]
         return median(gaps[WARM_UP:]) * 1e3, mean(lengths[WARM_UP:])
 
-    def profile(self, batch: int, draft: Draft | None) -> str:
-        """The kernels, on a CPU the operators, that rounds spend most time in, as a table of torch's."""
+    def profile(self, batch: int, draft: Draft | None) -> tuple[str, float]:
+        """The kernels, on a CPU the operators, that rounds spend most time in, as a table of torch's; and how many of
+        them a round has."""
         cuda = self.device.type == "cuda"
         profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
         seen = 0
@@ -326,7 +331,10 @@ class Bench:
 
         self.decode(batch, draft, on_round)
         spent = f"self_{'device' if cuda else 'cpu'}_time_total"
-        return profiler.key_averages().table(sort_by=spent, row_limit=25, max_name_column_width=60)
+        averages = profiler.key_averages()
+        kernels = (one for one in averages if not cuda or str(one.device_type).endswith("CUDA"))
+        launched = sum(one.count for one in kernels if not one.key.startswith("Mem"))  # copies are none
+        return averages.table(sort_by=spent, row_limit=25, max_name_column_width=60), launched / PROFILED
 
     def decode(self, batch: int, draft: Draft | None, on_round: OnRound) -> None:
         """About `ROUNDS` rounds with all slots taken."""
@@ -338,22 +346,29 @@ class Bench:
 
     def engine(self, batch: int, draft: Draft | None) -> Engine:
         k, tokens = (0, 1.0) if draft is None else (draft.k, self.options.acceptance_length)
+        synthetic = draft is not None and not self.options.profile  # a profile is of rounds as they are counted
         return Engine(
             Target(self.model, None if draft is None else draft.drafter.aux_layers),
             None if draft is None else draft.drafter,
             num_speculative_tokens=k,
             num_slots=batch,
-            verification="rejection" if draft is None else "synthetic",
-            synthetic=None if draft is None else SyntheticAcceptance.of_length(tokens, k),
+            verification="synthetic" if synthetic else "rejection",
+            synthetic=SyntheticAcceptance.of_length(tokens, k) if synthetic else None,
         )
+
+    def note(self, figure: str, batch: int, draft: Draft | None, **values: float) -> None:
+        """Keep figures of a batch and draft."""
+        name, k = ("plain", 0) if draft is None else (draft.name, draft.k)
+        self.figures.append({"figure": figure, "draft": name, "k": k, "batch": batch, **values})
 
     def latency_row(self, concurrency: int, draft: Draft | None) -> list[str]:
         """How long first tokens and further steps take while prompts of `--context` tokens come in."""
         most = round(ROUNDS * self.options.acceptance_length)
         prompts = torch.randint(self.shape.target.vocab_size, (concurrency, self.options.context)).tolist()
         requests = [Request(str(i), tuple(prompt), most, ignore_eos=True) for i, prompt in enumerate(prompts)]
-        engine = self.engine(concurrency, draft)
-        return [str(concurrency), "–" if draft is None else draft.name, *latencies(engine, requests)]
+        found = latencies(self.engine(concurrency, draft), requests)
+        self.note("latency", concurrency, draft, **dict(zip(LATENCIES[2:], map(float, found), strict=True)))
+        return [str(concurrency), "–" if draft is None else draft.name, *found]
 
     def row(self, batch: int, draft: Draft | None, plain: float | None) -> tuple[list[str], float]:
         """A row of the table, and tokens/s."""
@@ -369,6 +384,7 @@ class Bench:
         needed = moved / self.bandwidth
         speed = batch * (1.0 if draft is None else self.options.acceptance_length) / taken * 1e3
         outside = 1 - (scoring + drafting) / taken
+        self.note("round", batch, draft, positions=round(length), ms=taken, bytes_ms=needed, tokens_per_second=speed)
         cells = [str(batch), "–" if draft is None else draft.name, str(k), f"{taken:.2f}", f"{needed:.2f}"]
         cells += [f"{taken / needed:.2f}", f"{scoring:.2f}", f"{drafting:.2f}", f"{outside:.1%}", f"{speed:.0f}"]
         return [*cells, "" if plain is None else f"{speed / plain:.2f}"], speed
@@ -417,6 +433,13 @@ class Bench:
             torch.cuda.synchronize()
 
 
+def write_figures(file: Path | None, device: str, figures: list[dict[str, object]]) -> None:
+    """Keep figures in a file, where one is wanted."""
+    if file is not None:
+        told = {"device": device, "commit": commit(), "figures": figures}
+        file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
 def in_turn(passes: list[Callable[[], object]]) -> Callable[[], object]:
     return lambda: [run() for run in passes]
 
@@ -449,6 +472,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--acceptance-length", type=float, default=3.0)
     parser.add_argument("--latency", type=int, nargs="*", default=[8, 64], help="concurrencies to time first tokens at")
     parser.add_argument("--profile", action="store_true", help="where the time goes, instead of how much there is")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
     return parser.parse_args()
 
 
@@ -471,7 +495,10 @@ def main() -> None:
     if options.profile:
         for batch, draft in product(options.batches, (None, drafts[0])):
             print(f"{'plain' if draft is None else draft.name}, batch {batch}, {PROFILED} rounds")
-            print(bench.profile(batch, draft))
+            told, launched = bench.profile(batch, draft)
+            bench.note("kernels", batch, draft, of_a_round=launched)
+            print(told)
+        write_figures(options.json, place, bench.figures)
         return
     speeds = {}
     for batch in options.batches:
@@ -485,6 +512,7 @@ def main() -> None:
     for concurrency, draft in product(options.latency, (None, *drafts[:1], drafts[2])):
         waits.add_row(*bench.latency_row(concurrency, draft))
     console.print(waits)
+    write_figures(options.json, place, bench.figures)
     eagle = drafts[0].drafter
     assert isinstance(eagle, EagleDrafter)
     console.print(bench.draft_step(eagle.model))
