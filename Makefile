@@ -38,7 +38,7 @@ test-long: $(VENV)/installed-dev
 # The oldest releases that pyproject.toml promises, in an environment of their own: what reads, runs, trains and measures.
 OLDEST := .venv-oldest
 test-oldest: $(OLDEST)/installed
-	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "not slow and not long" -p no:cacheprovider \
+	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "not long" -p no:cacheprovider \
 		tests/convert tests/evaluate tests/results tests/runtime tests/targets tests/train
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +16,17 @@ from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packed_linear import kept_twice
-from draftkit.runtime.memory import partial_bytes, working_memory
-from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
+from draftkit.runtime.memory import Load, plan_of
+from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.tree_kinds import DraftTree
-from draftkit.targets.device_map import available_memory, room_from, spreads_targets
+from draftkit.targets.device_map import (
+    available_memory,
+    layer_shares,
+    map_layers,
+    room_from,
+    spreads_targets,
+    weight_shares,
+)
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint
 from draftkit.targets.pretrained import empty_model, stays_quantized
@@ -73,34 +79,35 @@ def plan_memory(
     `longest`: tokens of the longest sequence, prompt and output.
     """
     config = target.config
-    text = config.get_text_config()
-    rows = k if tree is None else tree.nodes
-    capacity = longest + (k if tree is None else tree.span) + 1
     own = target.supported.footprint
-    fixed = {"target weights": weight_bytes(target.folder, config, own, dtype)}
+    shares, held = {device: 1.0}, {device: 1.0}
+    if spreads_targets():
+        empty = empty_model(config, dtype)
+        placed = map_layers(empty, room_from(str(device)))
+        shares, held = layer_shares(empty, placed), weight_shares(empty, placed)
+    whole = weight_bytes(target.folder, config, own, dtype)
+    weights = {place: {"target weights": round(share * whole)} for place, share in held.items()}
+    first = weights[next(iter(shares))]
     for source, draft in drafts.items():
         if draft.tensors:
-            fixed[f"weights of {source}"] = (
+            first[f"weights of {source}"] = (
                 sum(math.prod(shape) for _, shape in draft.plain_tensors.values()) * dtype.itemsize
             )
     if device.type == "cpu":
-        fixed["packed copies"] = dtype.itemsize * _kept_twice(config, drafts.values(), dtype)
-    available = sum(room_from(str(device)).values()) if spreads_targets() else available_memory(device)
+        first["packed copies"] = dtype.itemsize * _kept_twice(config, drafts.values(), dtype)
+    available = {place: available_memory(place) for place in shares}
     plans = {}
     for source, draft in drafts.items():
-        features = draft.spec.architecture.states_read * text.hidden_size
-        per_slot = slot_bytes(
-            target=partial(own.slot_bytes, dtype),
+        load = Load(
+            config=config,
+            footprint=own,
+            dtype=dtype,
             draft=family_of(draft).slot_bytes(draft, dtype),
-            feature_size=features,
-            vocab_size=text.vocab_size,
-            itemsize=dtype.itemsize,
-            capacity=capacity,
-            k=rows,
-            partials=partial_bytes(config, device, capacity, rows),
+            feature_size=draft.spec.architecture.states_read * config.get_text_config().hidden_size,
+            capacity=longest + (k if tree is None else tree.span) + 1,
+            k=k if tree is None else tree.nodes,
         )
-        working = working_memory(config, dtype, device, feature_size=features, available=available)
-        plans[source] = MemoryPlan(fixed | working, per_slot, num_slots, capacity, available)
+        plans[source] = plan_of(load, num_slots, shares, available, weights)
     return plans
 
 

@@ -18,7 +18,8 @@ SlotBytes = Callable[[int, int], int]  # what a model keeps of a slot, by its po
 class MemoryPlan:
     """Bytes by what they are for: `fixed` whatever the number of slots, `per_slot` for each of `num_slots`.
 
-    A slot has `capacity` positions. `available` bytes are free on the device.
+    A slot has `capacity` positions. `available` bytes are free on the device. `place`: which one it is, of several that
+    a target is spread over, the one with room for the fewest slots.
     """
 
     fixed: dict[str, int]
@@ -26,6 +27,7 @@ class MemoryPlan:
     num_slots: int
     capacity: int
     available: int
+    place: str | None = None
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -47,15 +49,16 @@ class MemoryPlan:
     def to_dict(self) -> dict[str, object]:
         """The plan as results and `draftkit plan --json` have it."""
         totals = {"total": self.total, "largest_batch": self.largest_batch}
-        return asdict(self) | totals
+        told = asdict(self) | totals
+        return {name: value for name, value in told.items() if value is not None}
 
     def require(self) -> None:
         """Raise `DraftkitError` where the plan does not fit, with the largest number of slots that would."""
         if self.total > self.available:
             most = self.largest_batch
             raise DraftkitError(
-                f"{self.num_slots} sequences need {self.total / GIB:.2f} GiB of memory, "
-                f"{self.available / GIB:.2f} GiB are free",
+                f"{self.num_slots} sequences need {self.total / GIB:.2f} GiB of memory"
+                f"{f' on {self.place}' if self.place else ''}, {self.available / GIB:.2f} GiB are free",
                 hint=f"decode at most {most} together (--concurrency {most})" if most else "use shorter sequences",
             )
 
@@ -69,21 +72,25 @@ def slot_bytes(
     itemsize: int,
     capacity: int,
     k: int,
+    row: int = 0,
+    state: int = 0,
     partials: int = 0,
 ) -> dict[str, int]:
-    """The bytes of one slot by what they are for; `partials`: those of its attention's partial results.
+    """The bytes of one slot by what they are for; `row`: the activations of a row of a round, `state`: the largest
+    state of a recurrent module, which is loaded, changed and kept, `partials`: the partial results of attention.
 
     `itemsize`: of the target's dtype. Logits are kept as the target gives them and once in float32, beside the draft's
     probabilities. States of recurrent modules are what is kept of a sequence without positions.
     """
     rows = k + 1
     states = {"target states": target(0, k), "draft states": draft(0, k)}
-    return {
+    parts = {
         "target cache": target(capacity, k) - states["target states"],
         "draft cache": draft(capacity, k) - states["draft states"],
         **{name: size for name, size in states.items() if size},
         "hidden states": rows * feature_size * itemsize,
         "logits": rows * vocab_size * (itemsize + FLOAT32),
         "draft probabilities": k * vocab_size * FLOAT32,
-        **({"attention partials": partials} if partials else {}),
     }
+    beside = {"activations of a round": rows * row + 3 * state, "attention partials": partials}
+    return parts | {name: size for name, size in beside.items() if size}

@@ -242,7 +242,7 @@ class PromptRows(CacheRows):
         for part, piece, rows in zip(parts, self._pieces, self._own, strict=True):
             own_keys, own_values = (pool[:, :, : piece.end] for pool in (keys, values))
             causal = _is_causal(scoring, piece.end) and same_width
-            if causal and (piece.begin == 0 or _has_flash(query)):
+            if causal and (_has_flash(query) or (piece.begin == 0 and not query.is_cuda)):
                 out.append(_causal(part, own_keys[piece.slot, None], own_values[piece.slot, None], scoring.scaling))
             else:
                 out.append(attend(part, own_keys, own_values, rows.on(query.device), scoring))

@@ -8,7 +8,9 @@ host's memory, then on the disk, and is copied for each forward by accelerate's 
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -50,21 +52,24 @@ def map_layers(model: PreTrainedModel, room: Mapping[str, int]) -> dict[str, str
     """Where the parts of a model go that has no memory yet, as `from_pretrained` takes it.
 
     Everything but the decoder's layers is on the first device. A layer follows the one before it, or moves on to the
-    next device with room. Raises `DraftkitError` where the embedding and the output layer alone are too large, or all
-    layers together, and `UnsupportedTarget` for recurrent layers over several GPUs, whose states would lie on one.
+    next device with room. Several GPUs that are needed, and hold all of it together, share it evenly. Raises
+    `DraftkitError` where the embedding and the output layer alone are too large, or all layers together, and
+    `UnsupportedTarget` for recurrent layers over several GPUs, whose states would lie on one.
     """
     decoder = decoder_of(model)
     layers = decoder_layers(decoder)
     names = {module: name for name, module in model.named_modules()}
+    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
     inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    ends = sum(p.nbytes for p in model.parameters() if id(p) not in inside)
+    room = _shared_evenly(room, ends + sum(sizes), max(sizes))
     first, *others = room
-    left = room[first] - sum(p.nbytes for p in model.parameters() if id(p) not in inside)
+    left = room[first] - ends
     if left < 0:
         raise DraftkitError(f"the target's embedding and head alone do not fit on {first}", hint=OTHERWISE)
     placed = dict.fromkeys(_outside(model, set(layers), names), first)
     here = first
-    for layer in layers:
-        size = sum(p.nbytes for p in layer.parameters())
+    for layer, size in zip(layers, sizes, strict=True):
         while size > left:
             if not others:
                 raise DraftkitError("the target's layers do not fit on all devices together", hint=OTHERWISE)
@@ -81,6 +86,57 @@ def map_layers(model: PreTrainedModel, room: Mapping[str, int]) -> dict[str, str
         ", ".join(f"{count} on {place}" for place, count in counts.items()),
     )
     return placed
+
+
+def _shared_evenly(room: Mapping[str, int], total: int, largest: int) -> Mapping[str, int]:
+    """The bytes of `room` that a model of `total` is to take, whose layers have up to `largest`: where it needs several
+    GPUs and fits on them, as much of each, so that what is left for caches is alike too."""
+    gpus = {name: size for name, size in room.items() if name.startswith("cuda")}
+    everywhere = sum(gpus.values())
+    if total <= next(iter(room.values())) or total > everywhere - len(gpus) * largest:
+        return room
+    shares = {name: math.ceil(size * total / everywhere) + largest for name, size in gpus.items()}
+    return {name: min(size, shares.get(name, size)) for name, size in room.items()}
+
+
+Placed = Mapping[str, str | int | torch.device]  # by the name of a part of a model, as `from_pretrained` takes it
+
+
+def places_of(model: nn.Module) -> Placed:
+    """Where the parts of a loaded model are."""
+    return getattr(model, "hf_device_map", None) or {"": next(model.parameters()).device}
+
+
+def layer_shares(model: PreTrainedModel, placed: Placed) -> dict[torch.device, float]:
+    """The share of a model's decoder layers that each device runs, and keeps the caches of; the first one, which comes
+    first, runs those besides that wait in the host's memory or on the disk for it."""
+    layers = decoder_layers(decoder_of(model))
+    names = {module: name for name, module in model.named_modules()}
+    first = next(torch.device(place) for place in placed.values() if place != DISK)
+    shares = {first: 0.0}
+    for layer in layers:
+        place = _place_of(names[layer], placed)
+        device = first if place == DISK or torch.device(place).type != first.type else torch.device(place)
+        shares[device] = shares.get(device, 0.0) + 1 / len(layers)
+    return shares
+
+
+def weight_shares(model: nn.Module, placed: Placed) -> dict[torch.device, float]:
+    """The share of a model's weights that each device holds; those on the disk are left out."""
+    held: Counter[torch.device] = Counter()
+    for name, parameter in model.named_parameters():
+        place = _place_of(name, placed)
+        if place != DISK:
+            held[torch.device(place)] += parameter.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {device: count / total for device, count in held.items()}
+
+
+def _place_of(name: str, placed: Placed) -> str | int | torch.device:
+    """Where a part of a model is that is placed itself, or with a part that it belongs to; else all is in one place."""
+    while name and name not in placed:
+        name = name.rpartition(".")[0]
+    return placed[name] if name in placed else next(iter(placed.values()))
 
 
 def _outside(model: nn.Module, layers: set[nn.Module], names: Mapping[nn.Module, str]) -> Iterator[str]:

@@ -49,20 +49,43 @@ class Footprint(NamedTuple):
         return sum(shape.numel() * (dtype if own == PROBED else own).itemsize for shape, own in states)
 
 
-def activation_bytes(config: PretrainedConfig, rows: int, dtype: torch.dtype) -> int:
+def activation_bytes(
+    config: PretrainedConfig, rows: int, dtype: torch.dtype, recurrences: Sequence[Recurrence] = ()
+) -> int:
     """What a forward of `rows` rows holds at once beside weights and cache: a layer's residual and its norm, and the
-    most that its attention or its MLP adds.
+    most that its attention, its MLP or its states add.
 
     Attention: queries, keys and values before and after their rotation; an MLP: gate, up, and their product; experts:
-    the same of each that a row is sent to, with the row itself before and after.
+    of each that a row is sent to, four as wide as the row, before and after, and four as wide as the expert. A module
+    with states, as transformers computes it without the packages that are made for it: 16 numbers in float32 for
+    each that is fed into a matrix of states, and 4 for each state of other modules.
     """
     hidden, heads = largest(config, "hidden_size"), largest(config, "num_attention_heads")
     groups = largest(config, "num_key_value_heads") or heads
-    width = largest(config, "head_dim") or hidden // max(heads, 1)
+    latent = largest(config, "kv_lora_rank") + largest(config, "qk_rope_head_dim")
+    width = max(largest(config, "head_dim") or hidden // max(heads, 1), latent)
     mlp = 3 * (largest(config, "intermediate_size") or 4 * hidden)
     if each := largest(config, "moe_intermediate_size"):
-        mlp = max(mlp, max(largest(config, "num_experts_per_tok"), 1) * (2 * hidden + 3 * each))
-    return rows * (2 * hidden + max(2 * (heads + 2 * groups) * width, mlp)) * dtype.itemsize
+        mlp = max(mlp, max(largest(config, "num_experts_per_tok"), 1) * 4 * (hidden + each))
+    layer = 2 * hidden + max(2 * (heads + 2 * groups) * width, mlp)
+    states = max((_computed_with(shape) for shape, _ in _recurrent_states(recurrences)), default=0)
+    return rows * max(layer * dtype.itemsize, 2 * hidden * dtype.itemsize + states * torch.float32.itemsize)
+
+
+def state_bytes(recurrences: Sequence[Recurrence]) -> int:
+    """What the largest state of a sequence takes."""
+    return max((shape.numel() * dtype.itemsize for shape, dtype in _recurrent_states(recurrences)), default=0)
+
+
+def _recurrent_states(recurrences: Sequence[Recurrence]) -> Iterator[tuple[torch.Size, torch.dtype]]:
+    """The states that are no last few rows of a convolution."""
+    for recurrence in recurrences:
+        yield from (state for key, state in recurrence.states.items() if key.kind == "recurrent")
+
+
+def _computed_with(state: torch.Size) -> int:
+    """The numbers that a row takes while a state is computed."""
+    return 16 * state.numel() // min(state[-2:]) if len(state) > 2 else 4 * state.numel()
 
 
 def largest(config: PretrainedConfig, name: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures.gpu.fake_cuda import Variant
 from fixtures.gpu.gpu_kernels import H100, compiled, digests, in_double, kernels, report, variants
+from fixtures.gpu.row_reads import SECTOR, WIDE, loads_of_peaks, reads
 
 triton = pytest.importorskip("triton")
 
@@ -44,6 +45,21 @@ def test_a_kernel_compiles_for_a_gpu(name: str, launched: dict[str, Variant], tm
     assert not line.faults
     assert code.fused <= (name in MAY_FUSE)
     assert code.loads_ahead == (name == "_attention_kernel")
+
+
+@pytest.mark.slow
+def test_rows_of_logits_are_read_by_wide_loads(tmp_path: Path) -> None:
+    """Of any vocabulary, but for a row's first and last block; benchmarks/kernels.md has what that spares."""
+    found = {size: loads_of_peaks(size, tmp_path) for size in (151936, 151669)}
+    assert found[151936] == {WIDE: 8}
+    assert found[151669] == {WIDE: 4, 2: 32}
+
+
+def test_fewer_sectors_are_read_where_rows_begin_anywhere() -> None:
+    assert reads(151936, wide=True) == reads(151936, wide=True, aligned=False)
+    narrow, now = (reads(151669, wide=wide, aligned=wide) for wide in (False, True))
+    assert narrow.sectors > 1.4 * now.sectors >= 1.4 * 151669 * 2 / SECTOR
+    assert narrow.requests > 5 * now.requests
 
 
 def test_double_precision_is_noticed() -> None:

@@ -6,22 +6,27 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import torch
+from fixtures.checkpoints.pico import save_tokenizer
 from fixtures.engines.drafter_cases import Load, requests, sampled
 from fixtures.engines.drafter_pairs import PAIRS, Pair
 from fixtures.engines.sampling_statistics import fit, processed
 from fixtures.training.recipe_options import OPTIONS
 from fixtures.training.started_recipes import batch_of_two, kind_of_target, save_models, started
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftkit.data.states.online import load_training_target
+from draftkit.loading import load_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.memory import load_of, plan_of
 from draftkit.runtime.prefill import Prefill
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
@@ -32,6 +37,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 K = 3
 TEXTS, LENGTH, TOP_K = 4096, 3, 4  # of the test of a distribution
+SPARE = 64 << 20  # bytes: libraries' workspaces, and blocks of the allocator
 LIMIT = 1e-6  # of a p-value; with fixed seeds, a pass stays a pass on a device
 MODES: list[tuple[Verification, bool]] = [  # whether greedy: all lossless modes are one then
     ("rejection", True),
@@ -160,6 +166,39 @@ def test_a_capture_that_fails_leaves_a_gpu_that_works(pair: Pair, monkeypatch: p
     assert decoded(pair, "rejection", greedy=True) == expected
 
 
+def test_weights_go_straight_to_the_gpu(tmp_path: Path) -> None:
+    """None waits in the host's memory, and joining them takes as much more as the largest product, which is given
+    back."""
+    folder = save_wide_target(tmp_path)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model, _ = load_model(str(folder), device=DEVICE + ":0", dtype=torch.bfloat16)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert {parameter.device for parameter in model.parameters()} == {torch.device("cuda:0")}
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    assert torch.cuda.max_memory_allocated() - before <= weights + 2 * largest + SPARE
+    torch.cuda.reset_peak_memory_stats()
+    Engine(Target(model), None, num_speculative_tokens=0, num_slots=1)
+    assert torch.cuda.max_memory_allocated() - before <= weights + 2 * largest + SPARE
+    assert torch.cuda.memory_reserved() - before <= weights + largest + SPARE
+
+
+@pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
+def test_a_run_takes_no_more_than_its_plan(pair: Pair) -> None:
+    """Beside the weights, its reserve left out: that is what the allocator does not see."""
+    made = engine(pair, "rejection", eager=False)
+    free = torch.cuda.mem_get_info()[0]
+    made._release()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made.generate(requests())
+    load = load_of(made.target, made.drafter, capacity=made._capacity, k=made.k)
+    plan = plan_of(load, made.num_slots, {made.target.device: 1.0}, {made.target.device: free})
+    assert torch.cuda.max_memory_allocated() - before <= plan.total
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return save_models(tmp_path_factory.mktemp("models"))
@@ -187,6 +226,16 @@ def test_a_training_step_is_that_of_the_cpu(
         coarse = stepped(there, moved)
     torch.testing.assert_close(coarse.cpu(), expected, rtol=0.1, atol=0.05)
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in there.parameters())
+
+
+def save_wide_target(folder: Path) -> Path:
+    """A target of 0.5 GB, beside which what libraries take is small."""
+    config = LlamaConfig(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=3, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=4096,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return save_tokenizer(folder)
 
 
 def stepped(recipe: nn.Module, batch: object) -> Tensor:

@@ -61,6 +61,9 @@ def test_no_prompt_waits_for_a_plan_of_attention(gpu: Recorder, monkeypatch: pyt
         assert chosen_by_torch == []
         monkeypatch.setattr(prefill, "_has_flash", lambda query: False)
         take_in(engine, later[:1])
+        assert chosen_by_torch == []  # where FlashAttention cannot, the kernel of rounds does
+        monkeypatch.setattr(slot_attention, "attend_in_blocks", slot_attention.attend_reference)
+        take_in(engine, later[:1])
         assert chosen_by_torch, "what is counted would not be seen"
 
 

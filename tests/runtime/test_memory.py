@@ -19,10 +19,11 @@ from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import GraphedRounds, Replay
-from draftkit.runtime.memory import partial_bytes, working_memory
+from draftkit.runtime.memory import STATES_OF_PROMPTS, Load, plan_of
 from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.prefill import PREFILL_CHUNK
 from draftkit.runtime.rounds import Rounds, SlotState
+from draftkit.targets.footprint import footprint
 from draftkit.targets.target import Target
 
 psutil = pytest.importorskip("psutil")  # which a day on a GPU does without
@@ -124,19 +125,48 @@ def test_a_capture_without_memory_is_no_reason_to_run_without_graphs() -> None:
     assert rounds.run(batch, 0, 8).tolist() == [1]  # the next one is captured
 
 
+def load(capacity: int, k: int = 4) -> Load:
+    """Of the zoo's target and a draft that reads 576 numbers of a row."""
+    config = zoo_target().config
+    return Load(config, footprint(config), torch.bfloat16, lambda capacity, k: 0, 576, capacity, k)
+
+
 def test_a_gpu_keeps_a_reserve() -> None:
     config, free = zoo_target().config, 32 << 20
-    told = [
-        working_memory(config, torch.bfloat16, torch.device(kind), feature_size=576, available=free)
-        for kind in ("cpu", "cuda")
-    ]
+    told = [load(64).fixed(torch.device(kind), free) for kind in ("cpu", "cuda")]
     hidden, inner = config.hidden_size, config.intermediate_size
     most = max(3 * inner, 2 * (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim)
-    assert told[0] == {"activations": PREFILL_CHUNK * (2 * hidden + most + 2 * 576) * 2}
-    assert told[1] == told[0] | {"reserve": 1 << 20}
-    assert partial_bytes(config, torch.device("cuda"), 2048, 4) == 0
+    assert told[0] == {"activations": PREFILL_CHUNK * (2 * hidden + most + STATES_OF_PROMPTS * 576) * 2}
+    copied = 64 * footprint(config).cached * 2 // config.num_hidden_layers
+    assert told[1] == {"activations": told[0]["activations"] + copied, "reserve": 1 << 20}
+
+
+def test_attention_over_long_sequences_has_partial_results() -> None:
+    config, gpu = zoo_target().config, torch.device("cuda")
+    assert "attention partials" not in load(2048).per_slot(gpu)
+    assert "attention partials" not in load(4097).per_slot(torch.device("cpu"))
     three = config.num_attention_heads * 5 * 3 * (config.head_dim + 1) * 4
-    assert partial_bytes(config, torch.device("cuda"), 4097, 4) == three
+    assert load(4097).per_slot(gpu)["attention partials"] == three
+
+
+def test_a_plan_is_that_of_the_device_with_the_least_room() -> None:
+    """Of layers on two GPUs, each keeps the caches of its own; all else of a slot is on the first."""
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    whole = load(4096).per_slot(first)
+    free = {first: 1 << 30, second: 1 << 30}
+    plan = plan_of(load(4096), 2, {first: 0.25, second: 0.75}, free)
+    assert plan.place == "cuda:1"
+    assert plan.per_slot == {
+        "target cache": 3 * whole["target cache"] // 4,
+        **{name: whole[name] for name in ("activations of a round", "attention partials")},
+    }
+    weights = {first: {"target weights": 900 << 20}, second: {"target weights": 100 << 20}}
+    plan = plan_of(load(4096), 10**6, {first: 0.25, second: 0.75}, free, weights)
+    assert plan.fixed["target weights"] == 900 << 20
+    assert plan.per_slot == whole | {"target cache": whole["target cache"] // 4}
+    with pytest.raises(DraftkitError, match=r"GiB of memory on cuda:0, 1\.00 GiB are free"):
+        plan.require()
+    assert plan_of(load(4096), 2, {first: 1.0}, free).place is None
 
 
 EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 4)

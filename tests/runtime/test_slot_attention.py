@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
+from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_in_blocks, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
 from draftkit.runtime.slot_rows import Branches, SlotRows
 
@@ -216,6 +216,21 @@ KERNEL_CASES = [
 def test_kernel(case: Case) -> None:
     batch = case.batch()
     assert_right(batch.to(DEVICE).attend(), batch)
+
+
+BLOCKS = [  # pieces of prompts, whose attention FlashAttention does not know
+    Case((70, 100), 128, rows=70, ratio=2, softcap=0.5),
+    Case((150,), 150, rows=66, ratio=2, window=40, sinks=True),
+    Case((140,), 140, rows=128, width=24, value_width=16, ratio=3, latent=True),
+    Case((90,), 90, rows=90, chunk=64, dtype=torch.bfloat16),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", BLOCKS, ids=str)
+def test_kernel_takes_any_number_of_rows_in_blocks(case: Case) -> None:
+    batch = case.batch()
+    assert_right(batch.to(DEVICE).attend(attend_in_blocks), batch)
 
 
 @st.composite

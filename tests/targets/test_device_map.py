@@ -20,7 +20,15 @@ from draftkit.errors import DraftkitError, UnsupportedTarget
 from draftkit.loading import load_model
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import capturable
-from draftkit.targets.device_map import DISK, is_spread, map_layers, room_from, spread_targets
+from draftkit.targets.device_map import (
+    DISK,
+    is_spread,
+    layer_shares,
+    map_layers,
+    room_from,
+    spread_targets,
+    weight_shares,
+)
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import Target
@@ -131,6 +139,31 @@ def test_layers_go_on_to_the_next_device_in_their_order() -> None:
         map_layers(model, {"cuda:0": ends - 1, "cpu": 9 * layer})
     with pytest.raises(DraftkitError, match="do not fit on all devices together"):
         map_layers(model, {"cuda:0": ends, "cpu": 7 * layer})
+
+
+def test_gpus_that_are_needed_share_a_model_evenly() -> None:
+    """So that each has as much left for the caches of its layers; one that holds all of it keeps it."""
+    model = empty_model(pico.llama_config(), torch.float32)
+    layer = sum(p.nbytes for p in model.model.layers[0].parameters())
+    total = sum(p.nbytes for p in model.parameters())
+    room = {"cuda:0": total - 1, "cuda:1": total, "cuda:2": total, "cpu": total}
+    placed = map_layers(model, room)
+    assert set(placed.values()) == {"cuda:0", "cuda:1", "cuda:2"}
+    shares, held = layer_shares(model, placed), weight_shares(model, placed)
+    assert list(shares) == list(held) == [torch.device(f"cuda:{n}") for n in range(3)]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(abs(share * total - total / 3) <= 2 * layer for share in held.values())
+    assert set(map_layers(model, room | {"cuda:0": total}).values()) == {"cuda:0"}
+
+
+def test_layers_that_wait_are_run_where_the_first_are() -> None:
+    model = empty_model(pico.llama_config(), torch.float32)
+    placed = {"model.embed_tokens": "cuda:0", "model.norm": "cuda:0", "lm_head": "cuda:0"}
+    places = ["cuda:0", "cuda:1", "cuda:1", "cpu", "cpu", DISK, DISK, DISK]
+    placed |= {f"model.layers.{n}": place for n, place in enumerate(places)}
+    assert layer_shares(model, placed) == {torch.device("cuda:0"): 6 / 8, torch.device("cuda:1"): 2 / 8}
+    assert torch.device("cpu") in weight_shares(model, placed)
+    assert layer_shares(model, {"": "cpu"}) == {torch.device("cpu"): 1}
 
 
 def test_recurrent_layers_stay_on_one_gpu() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl
-from draftkit.runtime.ops.row_peaks import load_logits, split
+from draftkit.runtime.ops.row_peaks import aligned_row, split
 
 _VALUES = 64  # that a pass asks of
 _BLOCK, _CHUNK = 2048, 128  # tokens of a program, and at a time
@@ -148,13 +148,13 @@ def _floor_kernel(
         step = (high - low) // VALUES + 1
         asked = low + value * step
         total = tl.zeros([VALUES, CHUNK], tl.float32)
+        begins, before = aligned_row(row, size)
         for first in range(0, BLOCK, CHUNK):
-            token = tl.program_id(1) * BLOCK + first + tl.arange(0, CHUNK)
-            x = load_logits(logits + row.to(tl.int64) * size, token, size)
-            if STAGE < 2:
-                weight = (token < size).to(tl.float32)
-            else:
-                weight = tl.where(x > -infinity, tl.exp((x - peak) * scale), 0.0)
+            place = tl.program_id(1) * BLOCK + first + tl.arange(0, CHUNK)
+            inside = (place >= before) & (place < before + size)
+            x = tl.load(logits + begins + place, mask=inside, other=-infinity).to(tl.float32)
+            x = tl.where(x == x, x, -infinity)
+            weight = inside.to(tl.float32) if STAGE < 2 else tl.where(x > -infinity, tl.exp((x - peak) * scale), 0.0)
             total += tl.where(_order(x, SHIFT)[None, :] >= asked[:, None], weight[None, :], 0.0)
         result = sums + (row * blocks + tl.program_id(1)) * VALUES + value
         tl.store(result, tl.sum(total, axis=1))

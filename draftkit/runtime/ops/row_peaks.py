@@ -1,6 +1,7 @@
 """The largest logit of each row, by programs that share a row's vocabulary.
 
-R rows, V vocabulary.
+Where V is no multiple of 16, rows begin where no wide load can. A row's blocks are then counted from the last such
+place before it, so that all blocks but the first and the last are read by wide loads. R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 
 _BLOCK = 4096
 _MOST_BLOCKS = 128  # of a row, whose results one program joins
+_ALIGNED = 16  # logits, of which a wide load takes a whole part from its beginning on
 
 
 class RowPeaks(NamedTuple):
@@ -67,7 +69,9 @@ def row_peaks(logits: Tensor, scale: Tensor | None, ids: Tensor | None = None) -
 
 
 def split(size: int, block: int) -> tuple[int, int]:
-    """How a vocabulary is split among programs: tokens per block, and blocks."""
+    """How a row of a vocabulary is split among programs: places per block, and blocks; `aligned_row` says which place
+    is the first."""
+    size += _ALIGNED - 1 if size % _ALIGNED else 0
     block = min(next_power_of_2(size), max(block, next_power_of_2((size + _MOST_BLOCKS - 1) // _MOST_BLOCKS)))
     return block, (size + block - 1) // block
 
@@ -85,12 +89,19 @@ def _block_peaks_kernel(
 ) -> None:
     """One program per row and block; a block with NaN says so by a token below 0."""
     row = tl.program_id(0)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row.to(tl.int64) * size + token, mask=token < size, other=-float("inf")).to(tl.float32)
+    begins, before = aligned_row(row, size)
+    first = tl.program_id(1) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    if (first >= before) & (first + BLOCK <= before + size):  # a mask of single tokens would make all loads narrow
+        x = tl.load(logits + begins + place)
+    else:
+        inside = (place >= before) & (place < before + size)
+        x = tl.load(logits + begins + place, mask=inside, other=-float("inf"))
+    x = x.to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), axis=0)
     x = tl.where(x == x, x, -float("inf"))
     peak, index = tl.max(x, axis=0, return_indices=True)
-    best = tl.program_id(1) * BLOCK + index
+    best = tl.maximum(first + index - before, 0)
     result = row * tl.num_programs(1) + tl.program_id(1)
     if scales is not None:  # −∞ − (−∞) is NaN
         weights = tl.where(x > -float("inf"), tl.exp((x - peak) * tl.load(scales + row // share)), 0.0)
@@ -139,7 +150,9 @@ def _join_peaks_kernel(
 
 
 @jit
-def load_logits(logits: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
-    """float32 logits, −∞ for NaN and beyond the vocabulary."""
-    x = tl.load(logits + token, mask=token < size, other=-float("inf")).to(tl.float32)
-    return tl.where(x == x, x, -float("inf"))
+def aligned_row(row: tl.tensor, size: tl.tensor) -> Any:
+    """The last place before a row of `size` logits at which a wide load can begin, and how many logits that is before
+    the row."""
+    begins = row.to(tl.int64) * size
+    aligned = begins // 16 * 16
+    return aligned, (begins - aligned).to(tl.int32)

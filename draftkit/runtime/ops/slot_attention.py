@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 from draftkit.runtime.slot_rows import SlotRows
@@ -22,6 +22,7 @@ from draftkit.runtime.slot_rows import SlotRows
 MAX_ROWS = 64  # rows of a sequence that count as few
 _SHORTEST_SPLIT = 128  # entries; less work than that is not worth a partial result
 LONGEST_SPLIT = 2048  # entries; a longer sequence is split however many others there are
+_ANY_LENGTH = 1 << 30  # entries of a split of a prompt, whose rows keep a device busy: partial results would be large
 _PROGRAMS_PER_PROCESSOR = 2
 _TILE_BYTES = 16384  # of keys, and of values, that a program loads at once
 _JOINED = 32  # splits that are joined at once
@@ -64,13 +65,28 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring:
     C bounds the positions from above: the pools' capacity, or less where the host knows better. In a round on CUDA
     nothing depends on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the
     reference multiplies them by zero, so they must be finite: `SlotCache` clears what rejected tokens and earlier
-    sequences leave. Prompts are the reference's: a kernel is compiled for its number of rows, and every prompt has its
-    own.
+    sequences leave. A kernel is compiled for its number of rows, and every prompt has its own: on CUDA prompts are
+    taken as sequences of `MAX_ROWS` rows, elsewhere by the reference.
     """
-    few = not rows.prompt and query.shape[2] <= MAX_ROWS
-    if uses_triton(query) and few and scoring.chosen is None and query.numel():
-        return _attend(query, keys, values, rows, scoring)
+    if uses_triton(query) and scoring.chosen is None and query.numel():
+        if not rows.prompt and query.shape[2] <= MAX_ROWS:
+            return _attend(query, keys, values, rows, scoring)
+        if query.is_cuda and not scoring.bidirectional:
+            return attend_in_blocks(query, keys, values, rows, scoring)
     return attend_reference(query, keys, values, rows, scoring)
+
+
+def attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    """`attend` by the kernel for any number of rows: `MAX_ROWS` of them at a time are a sequence of their own, over the
+    same slot. No bias, no score and no copy of the keys is in memory, however long the sequence is."""
+    batch, _, count, _ = query.shape
+    blocks = _ceil(count, MAX_ROWS)
+    missing = blocks * MAX_ROWS - count
+    positions = pad(rows.positions, (0, missing), value=-1).view(batch * blocks, MAX_ROWS)
+    own = SlotRows(rows.slots.repeat_interleave(blocks), positions)
+    parts = pad(query, (0, 0, 0, missing)).unflatten(2, (blocks, MAX_ROWS)).transpose(1, 2).flatten(0, 1)
+    found = _attend(parts, keys, values, own, scoring, longest=_ANY_LENGTH)
+    return found.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :count]
 
 
 def attend_reference(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
@@ -142,19 +158,22 @@ def _written_out(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scor
     return weights.to(values.dtype) @ values
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring, longest: int = LONGEST_SPLIT
+) -> Tensor:
     batch, heads, count, _ = query.shape
     _, groups, capacity, width = values.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     tiles, block_m = _tiles(heads // groups * count, width, query)
-    fill, splits = _splits(batch * groups * tiles, capacity, query.device)
+    fill, splits = _splits(batch * groups * tiles, capacity, longest, query.device)
     out = query.new_empty(batch, count, heads, width)
-    partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
+    several = splits if splits > 1 else 0  # a sequence in one split leaves no partial result
+    partial = query.new_empty(batch, heads, count, several, width, dtype=torch.float32)
     masses = query.new_empty(batch, heads, count, splits, dtype=torch.float32)
     tree = _tree_of(rows, scoring)
     bounds = scoring.window, scoring.sink_tokens or None, scoring.chunk
     arguments = rows.slots, *tree, capacity, fill, *bounds, scoring.sinks, out, partial, masses
-    sizes = _sizes(query, keys, values)
+    sizes = _sizes(query, keys, values) | {"LONGEST": longest}
     scale, cap = scoring.scaling * _LOG2_E, None
     if scoring.softcap is not None:
         scale, cap = scoring.scaling / scoring.softcap, scoring.softcap * _LOG2_E
@@ -175,7 +194,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
         BIDIRECTIONAL=scoring.bidirectional,
         ANCHORED=scoring.anchored,
         WIDEN=not query.is_cuda,
-        num_warps=4 if block_m * width <= 8192 else 8,
+        num_warps=4 if block_m * max(width, sizes["BLOCK_N"]) <= 8192 else 8,
         num_stages=_device(query.device).stages,
         enable_fp_fusion=True,
     )
@@ -204,11 +223,12 @@ def _tiles(rows: int, width: int, query: Tensor) -> tuple[int, int]:
     return tiles, _block(_ceil(rows, tiles))
 
 
-def _splits(busy: int, capacity: int, device: torch.device) -> tuple[int, int]:
-    """Splits that a device with `busy` tiles needs in order to be full, and the most that a sequence can have."""
+def _splits(busy: int, capacity: int, longest: int, device: torch.device) -> tuple[int, int]:
+    """Splits that a device with `busy` tiles needs in order to be full, and the most that a sequence can have, of up to
+    `longest` entries each."""
     programs = _device(device).processors * _PROGRAMS_PER_PROCESSOR
     fill = max(min(programs // busy, _ceil(capacity, _SHORTEST_SPLIT)), 1)
-    return fill, max(fill, _ceil(capacity, LONGEST_SPLIT))
+    return fill, max(fill, _ceil(capacity, longest))
 
 
 def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, int]:
@@ -224,7 +244,6 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, int]:
         "BLOCK_E": _block(values.shape[3]),
         "BLOCK_ROWS": next_power_of_2(count),
         "SHORTEST": _SHORTEST_SPLIT,
-        "LONGEST": LONGEST_SPLIT,
     }
 
 
