@@ -17,6 +17,7 @@ from draftkit.cli.options import (
     JsonOption,
     LoraOption,
     MaxLengthOption,
+    MediaRootOption,
     OptionalTargetOption,
     ServedModelOption,
     StrictOption,
@@ -186,6 +187,7 @@ def adapt(
     endpoint: EndpointOption = None,
     served_model: ServedModelOption = None,
     strict: StrictOption = False,
+    media_root: MediaRootOption = None,
     device: DeviceOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -218,6 +220,7 @@ def adapt(
         served_model=served_model,
         concurrency=concurrency,
         device=device,
+        media_root=None if media_root is None else str(media_root),
     )
     stopping.kept = lambda: f"what is done is kept in {out}; the same command goes on"
     adapted = adapt_draft(asked, said=lambda text: print(text, file=sys.stderr, flush=True))

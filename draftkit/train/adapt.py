@@ -19,13 +19,14 @@ from draftkit.data.categories import category_of, sliced
 from draftkit.data.endpoints import EndpointResponder
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.packing import pack
-from draftkit.data.prepare import samples_of
+from draftkit.data.prepare import origin_of_rows, root_from, samples_of
 from draftkit.data.regenerate import regenerate
 from draftkit.data.request_logs import Logged, read_request_logs
 from draftkit.data.responses import Responder, ResponseFile, Sampling, engine_responder
-from draftkit.data.rows import LeftOutRows, Row, read_rows
+from draftkit.data.rows import Conversation, LeftOutRows, Row, media_root_of, read_rows, rows_read_by
 from draftkit.data.sample_files import held_out, write_samples
-from draftkit.data.samples import RowCounts, Sample, SamplesOrigin
+from draftkit.data.sample_media import SampleMedia, no_media
+from draftkit.data.samples import RowCounts, Sample
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
@@ -37,6 +38,7 @@ from draftkit.io.lock import sole_writer
 from draftkit.io.shown import Rows, Shown
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
+from draftkit.media import media_of
 from draftkit.requests import SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.cell import Interval
@@ -47,8 +49,8 @@ from draftkit.train.run import train_draft
 from draftkit.train.tuner import DraftTuner, SimulatedAcceptance, recipe_of
 
 SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
-# Settings that say who answers, not what: they may change on the way.
-WHERE = ("endpoints", "served_model", "concurrency")
+# Settings that say who answers and where things lie, not what: they may change on the way.
+WHERE = ("endpoints", "served_model", "concurrency", "media_root")
 SYNTHESIZED, NOTHING = "synthesized", "none"  # values of `replay` besides a source of rows
 LEAST_GENERAL = 16  # how many general prompts there are at least, where there are to be any
 VALIDATIONS = 8  # how many validations a run has, about
@@ -68,6 +70,8 @@ class AdaptSettings:
       target's own; all others are answered anew.
     - `replay`: where general rows come from: any source of `read_rows`, `synthesized` by the target, or `none`.
       `replay_share`: their share of all rows.
+    - `media_root`: the folder below which the images of requests lie; None: that of the log. Of general rows in another
+      folder, those with images in files are left out.
     - `endpoints`: servers that answer, as `EndpointResponder` takes them; none: the target in this process.
     - `held_out`: the share of both that judges. `k`: draft tokens a round. `temperature`: of serving.
     - `training`: settings of `TrainConfig` by name, as `optimization.lr=1e-4`; `lora`: of its adapters, None for all
@@ -94,6 +98,7 @@ class AdaptSettings:
     served_model: str | None = None
     concurrency: int = 16
     device: str | None = None
+    media_root: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("replay_share", "held_out"):
@@ -158,13 +163,20 @@ class Adaptation(Shown):
 
 @dataclass
 class _Requests:
-    """The rows that are read before anything is written: the log, and the general rows, None where the target has yet
-    to write them from `cut`, its chat template up to the user's words."""
+    """The rows that are read before anything is written: the log, with images below `root`, and the general rows, None
+    where the target has yet to write them from `cut`, its chat template up to the user's words."""
 
     logged: list[Logged]
     renderer: Renderer
+    root: Path | None = None
     general: list[Row] | None = None
     cut: Opening | None = None
+
+    @property
+    def show_images(self) -> bool:
+        """Whether some row has an image or a sound."""
+        rows = [*(entry.row for entry in self.logged), *(self.general or ())]
+        return any(isinstance(row.content, Conversation) and media_of(row.content.messages) for row in rows)
 
 
 @dataclass
@@ -190,7 +202,8 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         requests, run = _requests(settings, target, said), _run(settings, recipe)
         weights = target.mark(weights_sha256(target.folder))
         digests = {"target_sha256": weights, "draft_sha256": draft_sha256(draft.draft)}
-        responder = _Responder(settings, target, requests.renderer.target)
+        answering = target.with_images() if target.reads_images and requests.show_images else target
+        responder = _Responder(settings, answering, requests.renderer.target)
         if settings.endpoints and not (out / SETTINGS_FILE).exists():
             responder.get()  # a server that cannot be asked is known before anything is written
         _check_settings(out / SETTINGS_FILE, settings, digests)
@@ -268,10 +281,14 @@ def _requests(settings: AdaptSettings, target: OpenedTarget, said: Said) -> _Req
 
     Raises `DraftkitError` for what cannot be read or written by the target.
     """
-    left_out, general_left_out = LeftOutRows(), LeftOutRows()
+    served = bool(settings.endpoints)
+    left_out, general_left_out = rows_read_by(target, served=served), rows_read_by(target, served=served)
+    root = media_root_of(settings.traffic, None if settings.media_root is None else Path(settings.media_root))
+    logged = read_request_logs(Path(settings.traffic), settings.own, left_out, root)
     requests = _Requests(
-        list(itertools.islice(read_request_logs(Path(settings.traffic), settings.own, left_out), settings.limit)),
-        Renderer(load_tokenizer(target)),
+        list(itertools.islice(logged, settings.limit)),
+        Renderer(load_tokenizer(target), load_vision=lambda: target.vision),
+        root,
     )
     if not requests.logged:
         raise DraftkitError(
@@ -283,7 +300,10 @@ def _requests(settings: AdaptSettings, target: OpenedTarget, said: Said) -> _Req
         requests.general = []
     else:
         count = _general_count(settings, len(requests.logged))
-        requests.general = list(read_rows(settings.replay, limit=count, left_out=general_left_out))
+        beside = media_root_of(settings.replay, root if settings.media_root else None)
+        if target.reads_images and beside != root:
+            general_left_out = LeftOutRows(why="general rows with images lie in the folder of the log, or --media-root")
+        requests.general = list(read_rows(settings.replay, limit=count, left_out=general_left_out, media_root=root))
     for found in (left_out, general_left_out):
         if found.rows:
             said(str(found))
@@ -307,6 +327,8 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
     header = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256,
               "target": public_name(settings.target), "temperature": settings.temperature, "seed": settings.seed,
               "max_new_tokens": settings.max_new_tokens}  # fmt: skip
+    root = root_from(out / "answers.jsonl", requests.root) if requests.show_images else None
+    header |= {} if root is None else {"media_root": root}
     answers = ResponseFile(out / "answers.jsonl", header)
     if answers.done and settings.endpoints:
         said(f"{', '.join(settings.endpoints)}: no server tells whether its weights are those that answered before")
@@ -316,7 +338,8 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
             hint="give the log and the general rows that the folder was begun with, or another folder",
         )  # fmt: skip
     if not all(answers.has(row) for row in rows):
-        regenerate(rows, renderer, responder.get(), answers, seed=settings.seed)
+        served = bool(settings.endpoints)
+        regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, served=served)
     responder.free()
     given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
     made = [sliced(s, tokenizer) for s in samples_of(given, renderer, RowCounts(), settings.max_length)]
@@ -327,7 +350,7 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
             f"{len(made)} answers are too few to train on some and judge by others", where=settings.traffic,
             hint="bring more requests, or raise held_out",
         )  # fmt: skip
-    origin = SamplesOrigin(tokenizer.name, tokenizer.sha256, tokenizer.template_sha256, settings.max_length)
+    origin = replace(origin_of_rows(tokenizer, settings.max_length), media_root=root)
     write_samples(out / "training.jsonl", samples.training, origin, force=True)
     write_samples(out / "held-out.jsonl", samples.judging, origin, force=True)
     return samples
@@ -430,7 +453,11 @@ def _judged_by(run: TrainConfig, samples: _Samples) -> TrainConfig:
 def _judge(settings: AdaptSettings, draft: OpenedDraft, samples: _Samples) -> SimulatedAcceptance:
     """What a draft accepts of the held-out answers. The target's weights are let go of with the result, or training
     would hold them a second time."""
-    place = device_named(settings.device)
-    model = load_training_target(draft.target, device=place, dtype=dtype_named(None, place))
+    place, target, media = device_named(settings.device), draft.target, no_media
+    if any(sample.images for sample in samples.judging):
+        target = target.with_images()
+        media = SampleMedia(Path(settings.out) / "held-out.jsonl", target)
+    model = load_training_target(target, device=place, dtype=dtype_named(None, place))
     tune_for_cpu(model)
-    return DraftTuner(draft, model).simulate_acceptance(samples.judging, k=settings.k, mode=settings.mode)
+    tuner = DraftTuner(draft, model, media=media)
+    return tuner.simulate_acceptance(samples.judging, k=settings.k, mode=settings.mode)

@@ -143,6 +143,7 @@ SURFACE = {
         "--endpoint",
         "--served-model",
         "--strict",
+        "--media-root",
         "--device",
         "--trust-remote-code",
         "--json",
