@@ -25,6 +25,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation
 from draftkit.targets.media import Media, arguments, explained_media, of_length
+from draftkit.targets.pretrained import of_language_model
 from draftkit.targets.target import Target
 
 FORCED_TOGETHER = 16  # texts of one forward
@@ -62,11 +63,11 @@ def _forced(model: PreTrainedModel, texts: Sequence[Sequence[int]], prompt: int,
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
     """Give a model transformers' own attention while the body runs."""
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(of_language_model(model.config, "eager"))
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION)
+        model.set_attn_implementation(of_language_model(model.config, ATTENTION))
 
 
 def with_likelihoods(model: PreTrainedModel, requests: Sequence[Request], answers: Sequence[Answer]) -> list[Answer]:
@@ -102,11 +103,12 @@ def generated(target: Target, request: Request) -> tuple[int, ...]:
     stated, model.generation_config = model.generation_config, GenerationConfig()
     eos_ids = None if request.ignore_eos else sorted(target.eos_token_ids) or None
     ids = torch.tensor([request.prompt], device=model.device)
+    seen = {} if request.media is None else arguments(model, request.media)
     try:
         with own_attention(model):
             whole = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=request.max_new_tokens,
-                eos_token_id=eos_ids, pad_token_id=0,
+                eos_token_id=eos_ids, pad_token_id=0, **seen,
             )  # fmt: skip
     finally:
         model.generation_config = stated
@@ -130,7 +132,7 @@ class Rounding:
 def measure_rounding(target: Target, texts: Sequence[Generation], *, rows: int, together: int) -> Rounding:
     """Compare forwards over the contexts of some texts: of one row of one text, as plain decoding makes them, and of
     `rows` rows of `together` texts, as verification does."""
-    whole = [teacher_forced(target.model, text.request.prompt, text.tokens) for text in texts]
+    whole = [teacher_forced(target.model, text.request.prompt, text.tokens, text.request.media) for text in texts]
     best = [logits.topk(min(CANDIDATES, logits.shape[1])) for logits in whole]
     forced = torch.cat([b.values for b in best])
 
@@ -160,27 +162,31 @@ def logits_in_rounds(
     emitted = [len(text.tokens) for text in texts]
     cache = SlotCache(len(texts), max(text.length for text in texts) + max(emitted) + rows)
     slots = torch.arange(len(texts), device=target.device)
-    for slot, text in enumerate(texts):
-        _prefill(target, cache, slot, text.request.prompt[:-1])
+    shifts = torch.cat([_prefill(target, cache, slot, text.request) for slot, text in enumerate(texts)])
     starts = torch.tensor([len(text.request.prompt) - 1 for text in texts], device=target.device)
     parts: list[list[Tensor]] = [[] for _ in texts]
     for begin in range(0, max(emitted), rows):
         positions = starts[:, None] + begin + torch.arange(rows, device=target.device)
         window = [_window(text, begin, rows) for text in texts]
         tokens = torch.tensor(window, device=target.device)
-        logits = target.forward(tokens, positions, cache.rows(slots, positions, cache.capacity)).logits
+        places = positions + shifts[:, None] if target.shifts else positions
+        logits = target.forward(tokens, places, cache.rows(slots, positions, cache.capacity)).logits
         for part, row, wanted in zip(parts, logits, candidates, strict=True):
             wanted = wanted[begin : begin + rows]
             part.append(row[: len(wanted)].gather(1, wanted).float())
     return [torch.cat(part) for part in parts]
 
 
-def _prefill(target: Target, cache: SlotCache, slot: int, prompt: tuple[int, ...]) -> None:
+def _prefill(target: Target, cache: SlotCache, slot: int, request: Request) -> Tensor:
+    """Take in a prompt but for its last token; the `shift` of `TargetOutput`, 0 where there is none."""
+    prompt, shift = request.prompt[:-1], None
     if prompt:
+        media = None if request.media is None else of_length(request.media, len(prompt))
         tokens = torch.tensor([prompt], device=target.device)
         positions = torch.arange(len(prompt), device=target.device)[None]
         rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt), prompt=True)
-        target.forward(tokens, positions, rows, last_only=True)
+        shift = target.forward(tokens, positions, rows, last_only=True, media=media).shift
+    return torch.zeros(1, dtype=torch.int64, device=target.device) if shift is None else shift
 
 
 def _window(text: Generation, begin: int, rows: int) -> list[int]:

@@ -22,16 +22,18 @@ from draftkit.runtime.drafters.protocol import Committed, Drafter, Expands, Grow
 from draftkit.runtime.growth import Frontier, Growth, likeliest
 from draftkit.runtime.tree import walk
 from draftkit.runtime.tree_kinds import MOST_NODES, DraftTree
+from draftkit.targets.media import Media, of_length
 from draftkit.targets.target import Target
 
 
 class Text(NamedTuple):
     """A prompt and its answer, which goes on beyond its end; `prompt` tokens of it were asked, `length` is to where the
-    answer counts."""
+    answer counts. `media`: of a prompt with images."""
 
     tokens: Tensor
     prompt: int
     length: int
+    media: Media | None = None
 
 
 def own_texts(target: Target, conversations: Conversations, further: int) -> list[Text]:
@@ -45,6 +47,7 @@ def own_texts(target: Target, conversations: Conversations, further: int) -> lis
             torch.tensor([*request.prompt, *generation.tokens], device=target.device),
             len(request.prompt),
             len(request.prompt) + _end(target, request, generation.tokens),
+            request.media,
         )
         for request, generation in zip(requests, engine.generate(longer), strict=True)
     ]
@@ -129,14 +132,16 @@ def _with_states(target: Target, texts: Sequence[Text]) -> Iterator[tuple[Text, 
     """Each text with the target's states [n, F] of it, None where none are read, and its keys and values."""
     for text in texts:
         cache = SlotCache(1, len(text.tokens))
-        yield text, _features(target, text.tokens, cache), cache
+        yield text, _features(target, text, cache), cache
 
 
 @torch.inference_mode()
-def _features(target: Target, text: Tensor, cache: SlotCache) -> Tensor | None:
-    positions = torch.arange(len(text), device=text.device)[None]
-    rows = cache.rows(torch.zeros_like(text[:1]), positions, len(text), prompt=True)
-    features = target.forward(text[None], positions, rows, last_only=True).features
+def _features(target: Target, text: Text, cache: SlotCache) -> Tensor | None:
+    tokens = text.tokens
+    media = None if text.media is None else of_length(text.media, len(tokens))
+    positions = torch.arange(len(tokens), device=tokens.device)[None]
+    rows = cache.rows(torch.zeros_like(tokens[:1]), positions, len(tokens), prompt=True)
+    features = target.forward(tokens[None], positions, rows, last_only=True, media=media).features
     return None if features is None else features[0]
 
 
@@ -153,7 +158,7 @@ def _rounds(
     """How many drafts stand in each round until the text has its length; `growths` gives at an anchor what is grown
     there, and what tells then how much of it stands."""
     assert isinstance(drafter, Expands)
-    tokens, prompt, _ = text
+    tokens, prompt = text.tokens, text.prompt
     capacity = len(tokens) + span + 2
     drafter.allocate(1, capacity, depth)
     drafter.prefill([NewSequence(0, tokens[:prompt], None if features is None else features[:prompt])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from fixtures.checkpoints.visual import IMAGE, LAYERS, VISUAL, prompt_with_image
 from transformers import LlamaForCausalLM
 
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.near_ties import generated, measure_rounding
+from draftkit.evaluate.tree_walk import own_texts, simulate_trees
 from draftkit.requests import Request
+from draftkit.results.settings import Settings
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -119,3 +123,36 @@ def test_what_is_not_run_is_refused_by_name() -> None:
     fewer = [token for token in tokens if token != IMAGE] + [IMAGE]
     with pytest.raises(DraftkitError, match="does not take in the images of a prompt: Image features"):
         engine.generate([Request("a", tuple(fewer), NEW, media=media)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_passes_over_an_answer_see_the_images(kind: str) -> None:
+    """What rounding does is measured by forwards of both kinds; `generate` gives what the engine does; and the tower's
+    own attention is as it was."""
+    model = target(kind)
+    tower = model.model.get_encoder("image").config._attn_implementation
+    asked = requests(kind)
+    texts = Engine(model, None, num_speculative_tokens=0, num_slots=2).generate(asked)
+    rounding = measure_rounding(model, texts, rows=3, together=2)
+    assert rounding.near_tie < 1e-3
+    assert rounding.moved < 1e-3
+    assert [generated(model, request) for request in asked] == [tuple(text.tokens) for text in texts]
+    assert model.model.get_encoder("image").config._attn_implementation == tower
+    assert [text.tokens for text in Engine(model, None, num_speculative_tokens=0, num_slots=2).generate(asked)] == [
+        text.tokens for text in texts
+    ]
+
+
+@pytest.mark.slow
+def test_trees_are_told_of_from_texts_with_images() -> None:
+    """Round for round what a run with the tree does."""
+    settings = Settings(max_new_tokens=NEW, concurrency=2, ignore_eos=True, num_speculative_tokens=2)
+    model, drafter = target("qwen2_5_vl"), CausalLMDrafter(Target(target("qwen2_5_vl").model))
+    asked = requests("qwen2_5_vl")
+    tree = read_tree("eagle:topk=2,depth=2,nodes=4")
+    texts = own_texts(model, SimpleNamespace(settings=settings, first_requests=asked), 3)  # type: ignore[arg-type]
+    assert [text.media is None for text in texts] == [request.media is None for request in asked]
+    told = simulate_trees(model, drafter, texts, [tree])[tree]
+    run = Engine(model, drafter, num_speculative_tokens=2, num_slots=2, tree=tree).generate(asked)
+    assert [[r.accepted for r in generation.rounds] for generation in run] == told

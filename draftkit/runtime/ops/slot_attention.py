@@ -68,7 +68,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring:
     sequences leave. A kernel is compiled for its number of rows, and every prompt has its own: on CUDA prompts are
     taken as sequences of `MAX_ROWS` rows, elsewhere by the reference.
     """
-    if uses_triton(query) and scoring.chosen is None and query.numel():
+    if uses_triton(query) and scoring.chosen is None and scoring.seen is None and query.numel():
         if not rows.prompt and query.shape[2] <= MAX_ROWS:
             return _attend(query, keys, values, rows, scoring)
         if query.is_cuda and not scoring.bidirectional:
