@@ -189,6 +189,7 @@ class Reason(StrEnum):
     UNREAD = "not read here"
 
 
+LEFT_OUT = "left out: "  # how the consequence begins of what keeps a row from being used
 CONSEQUENCES = {
     Reason.REJECTED: "left out: the chat template raises an error for it",
     Reason.REFUSED: "left out: it has no response",

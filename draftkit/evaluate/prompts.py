@@ -364,15 +364,16 @@ def _prompts(
     prompt = replace(prompt, said=_said(prompt, conversation))
     found = _replayed(prompt, conversation) if recorded else (prompt,)
     try:
-        return [replace(one, digests=_digests(one)) for one in found]
+        return [replace(one, digests=_digests(one, passed_on="audio" in left_out.takes)) for one in found]
     except RefusedMedia as refusal:
         left_out.leave_out(NotText([UNREADABLE], where, str(refusal)))
         return ()
 
 
-def _digests(prompt: Prompt) -> tuple[str, ...]:
-    """The digests of the images that lie here. Raises `RefusedMedia` for one that cannot be read."""
-    files = [MediaFolder(prompt.folder).image(one) for one in prompt.media if one.is_here]
+def _digests(prompt: Prompt, *, passed_on: bool) -> tuple[str, ...]:
+    """The digests of the images that lie here; addresses are `passed_on` to a server. Raises `RefusedMedia` for an
+    image that cannot be read."""
+    files = [MediaFolder(prompt.folder).image(one) for one in prompt.media if one.is_here or not passed_on]
     for file in files:
         file.pixels()
     return tuple(file.sha256 for file in files)

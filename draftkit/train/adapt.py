@@ -26,7 +26,7 @@ from draftkit.data.responses import Responder, ResponseFile, Sampling, engine_re
 from draftkit.data.rows import Conversation, LeftOutRows, Row, media_root_of, read_rows, rows_read_by
 from draftkit.data.sample_files import held_out, write_samples
 from draftkit.data.sample_media import SampleMedia, no_media
-from draftkit.data.samples import RowCounts, Sample
+from draftkit.data.samples import CONSEQUENCES, LEFT_OUT, RowCounts, Sample
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
@@ -342,7 +342,11 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
         regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, served=served)
     responder.free()
     given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
-    made = [sliced(s, tokenizer) for s in samples_of(given, renderer, RowCounts(), settings.max_length)]
+    counts = RowCounts()
+    made = [sliced(s, tokenizer) for s in samples_of(given, renderer, counts, settings.max_length)]
+    for reason, tally in counts.tallies.items():
+        if CONSEQUENCES[reason].startswith(LEFT_OUT):
+            said(f"{tally.count:,} rows are left out: {reason}, as {tally.examples[0]}")
     kept, aside = held_out(made, settings.held_out)
     samples = _Samples([made[n] for n in kept], [made[n] for n in aside])
     if not kept or not any("source=traffic" in sample.category for sample in samples.judging):
