@@ -111,12 +111,27 @@ def last_words(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
 
+def out_of_device_memory(error: BaseException, doing: str, fewer: str) -> DraftkitError:
+    """The error for a GPU whose memory did not suffice while `doing` something, with the sizes that torch names;
+    `fewer`: what to do for fewer sequences at a time."""
+    sizes = ". ".join(str(error).split(". ")[1:3]) or str(error)
+    return DraftkitError(
+        f"the device ran out of memory{doing and f' while {doing}'}: {sizes}",
+        hint=f"{fewer and f'{fewer}, '}take shorter texts (--context, --max-new-tokens), or let the allocator's blocks "
+        "grow: PYTORCH_ALLOC_CONF=expandable_segments:True",
+    )
+
+
 @contextmanager
 def native_failures(where: object = None) -> Iterator[None]:
-    """Turn a panic of a tokenizer's Rust code, which is no `Exception`, into a `TargetError`."""
+    """Turn a panic of a tokenizer's Rust code, which is no `Exception`, into a `TargetError`, and a GPU's lack of
+    memory into `out_of_device_memory`."""
     try:
         yield
     except BaseException as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for it
+            fewer = "take fewer at a time (--concurrency; of train --set tokens_per_row)"
+            raise out_of_device_memory(error, "", fewer) from error
         if type(error).__name__ != "PanicException":  # its module cannot be imported
             raise
         raise TargetError(

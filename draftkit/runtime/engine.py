@@ -301,6 +301,7 @@ class Engine:
 
         return notify
 
+    @explains_memory
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens in every slot. `generate` does it where there is none yet, or the
         drafter has made room for those of another engine since.
@@ -329,6 +330,11 @@ class Engine:
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         self._capacity = capacity
+
+    @property
+    def capacity(self) -> int:
+        """The positions of a slot, 0 before there are any."""
+        return self._capacity
 
     def _positions(self, length: int) -> int:
         """Those of a slot that sequences of `length` tokens take: a round may overshoot the end."""

@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from transformers import PretrainedConfig
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import out_of_device_memory
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory_plan import FLOAT32, MemoryPlan, SlotBytes, slot_bytes
 from draftkit.runtime.ops.slot_attention import LONGEST_SPLIT
@@ -123,9 +123,12 @@ def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, c
 
 
 class Sized(Protocol):
-    """What decodes `num_slots` sequences together."""
+    """What decodes `num_slots` sequences together, with room for `capacity` tokens each."""
 
     num_slots: int
+
+    @property
+    def capacity(self) -> int: ...
 
 
 Made = TypeVar("Made", bound=Sized)
@@ -143,17 +146,10 @@ def explains_memory(
         try:
             return method(made, *args, **kwargs)
         except torch.OutOfMemoryError as error:
-            raise out_of_memory(error, made.num_slots) from error
+            count = made.num_slots
+            room = f", with room for {made.capacity:,} tokens each" if made.capacity else ""
+            doing = f"{count} sequence{'s' * (count > 1)} were decoded together{room}"
+            fewer = f"decode fewer together (--concurrency {count // 2})" if count > 1 else ""
+            raise out_of_device_memory(error, doing, fewer) from error
 
     return explained
-
-
-def out_of_memory(error: torch.OutOfMemoryError, num_slots: int) -> DraftkitError:
-    """The error for a device whose memory did not suffice for `num_slots` sequences together."""
-    fewer = f"decode fewer together (--concurrency {num_slots // 2}), " if num_slots > 1 else ""
-    return DraftkitError(
-        f"the device ran out of memory while {num_slots} sequence{'s' * (num_slots > 1)} "
-        f"were decoded together: {str(error).split('. ', 1)[0]}",
-        hint=f"{fewer}take shorter prompts or answers (--context, --max-new-tokens), or let the allocator's blocks "
-        "grow: PYTORCH_ALLOC_CONF=expandable_segments:True",
-    )

@@ -90,6 +90,7 @@ def test_an_engine_that_grows_asks_without_what_it_had(monkeypatch: pytest.Monke
     assert not alive
 
 
+EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 4)
 TORN = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
 
@@ -102,8 +103,24 @@ def test_memory_that_runs_out_is_one_message(monkeypatch: pytest.MonkeyPatch) ->
     engine = Engine(target, None, num_speculative_tokens=0, num_slots=6)
     with pytest.raises(DraftkitError, match="ran out of memory while 6 sequences were decoded together") as error:
         engine.generate([[5, 6, 7]])
+    assert "with room for 132 tokens each: Tried to allocate 2.00 GiB. GPU 0 has a total capacity" in str(error.value)
     assert "--concurrency 3" in str(error.value)
+    assert "--context" in str(error.value)
     assert "expandable_segments" in str(error.value)
+
+
+def test_memory_that_runs_out_elsewhere_is_one_message(draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where weights are joined, or a draft is loaded."""
+
+    def torn(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError(TORN)
+
+    monkeypatch.setattr(engine_module, "fuse", torn)
+    failed = draftkit(*EVAL)
+    assert failed.code == 1
+    assert failed.err.count("error: the device ran out of memory: Tried to allocate 2.00 GiB. GPU 0 has") == 1
+    assert "Traceback" not in failed.err
+    assert "--concurrency" in failed.err
 
 
 def test_a_capture_without_memory_is_no_reason_to_run_without_graphs() -> None:
@@ -167,9 +184,6 @@ def test_a_plan_is_that_of_the_device_with_the_least_room() -> None:
     with pytest.raises(DraftkitError, match=r"GiB of memory on cuda:0, 1\.00 GiB are free"):
         plan.require()
     assert plan_of(load(4096), 2, {first: 1.0}, free).place is None
-
-
-EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 4)
 
 
 @pytest.mark.slow
