@@ -131,8 +131,9 @@ def _clipped(patient: Patient, most: int) -> Setup:
     return setup
 
 
-def _at_most(forward: Callable[..., Any], most: int, x: Tensor, positions: Tensor, *rest: Any) -> Any:
-    return forward(x, positions.clamp(max=most), *rest)
+def _at_most(forward: Callable[..., Any], most: int, x: Tensor, position_ids: Tensor, *rest: Any, **named: Any) -> Any:
+    """The rotations of positions up to `most`; transformers' own models name the positions so."""
+    return forward(x, position_ids.clamp(max=most), *rest, **named)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,20 @@ def test_changes_are_those_that_the_draft_has_a_use_for() -> None:
         assert not length_trials(of, 640)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft-model", "pard", "dflash"])
+def test_every_change_of_a_kind_of_draft_runs(name: str) -> None:
+    """Also of a model of transformers' own, which has no window by its class and names its positions."""
+    with patient(name, 1, 90, 4) as of:
+        drafter = load_drafter(of.draft, of.model, of.tokenizer)
+        recordings = record(of.model, drafter.aux_layers, of.requests, of.k)
+        trials = length_trials(of, 90)
+        assert {"window", "rope-scaling-at-length", "positions"} >= {name for name, _ in trials} >= {"positions"}
+        for _, trial in trials:
+            (replayed,) = replay(of.model, trial.setup().drafter, of.k, recordings)
+            assert replayed.rounds
+
+
 def tried(change: str, mean: float, *, helps: bool = False, recommended: bool = False) -> Tried:
     gain = Interval(mean, mean - 0.05, mean + 0.05, 8)
     return Tried("window", change, 1.5, 1.5 + mean, gain, helps, helps, "command", "", recommended)
