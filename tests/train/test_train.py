@@ -200,11 +200,27 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
     assert all(before[name].ndim == 2 and "lm_head" not in name for name in changed)
     if lora != "default":
         assert {name.split(".")[-2] for name in changed} == {"q_proj", "fc"}
+    else:
+        assert draftkit("convert", out / "checkpoint-8", tmp_path / "exported", "--part", "adapter").code == 0
+        assert_same({n: after[n] for n in changed}, _merged(before, tmp_path / "exported"))
     assert (out / "draft" / "adapter" / "adapter_config.json").is_file()
     for leftover in (out / "draft", out / "checkpoint-8"):
         shutil.rmtree(leftover)
     assert draftkit("train", *arguments, *flags, "--resume").code == 0
     assert_same(weights(out / "checkpoint-8"), after)
+
+
+def _merged(base: dict[str, torch.Tensor], adapter: Path) -> dict[str, torch.Tensor]:
+    """The weights that an adapter changes, W + alpha / r · B·A in float32."""
+    stated = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    halves = {n.removeprefix("base_model.model."): t for n, t in tensors.items()}
+    modules = [name.removesuffix(".lora_A.weight") for name in halves if name.endswith(".lora_A.weight")]
+    return {
+        f"{module}.weight": base[f"{module}.weight"]
+        + (halves[f"{module}.lora_B.weight"] @ halves[f"{module}.lora_A.weight"]) * (stated["lora_alpha"] / stated["r"])
+        for module in modules
+    }
 
 
 @pytest.mark.slow
