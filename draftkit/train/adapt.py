@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
 from draftkit.data.categories import category_of, sliced
 from draftkit.data.endpoints import EndpointResponder
 from draftkit.data.loss_mask import Renderer
@@ -37,6 +39,7 @@ from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.io.lock import sole_writer
 from draftkit.io.shown import Rows, Shown
 from draftkit.layout.digest import draft_sha256, weights_sha256
+from draftkit.layout.folder import Draft
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.media import media_of
 from draftkit.requests import SamplingParameters
@@ -161,6 +164,12 @@ class Adaptation(Shown):
         yield Rows(head, rows)
 
 
+def _say_what_changed(name: str, draft: Draft, target: OpenedTarget, said: Said) -> None:
+    """Say what the draft was made for, where that is not this target: another one, its revision, its precision."""
+    for finding in findings(Evidence(draft=draft, draft_name=name, target=target.facts), "pair"):
+        said(finding.message)
+
+
 @dataclass
 class _Requests:
     """The rows that are read before anything is written: the log, with images below `root`, and the general rows, None
@@ -199,6 +208,7 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         target = open_target(settings.target)
         draft = OpenedDraft(settings.draft, target, stack)
         recipe = recipe_of(draft.draft.spec.method)
+        _say_what_changed(settings.draft, draft.draft, target, said)
         requests, run = _requests(settings, target, said), _run(settings, recipe)
         weights = target.mark(weights_sha256(target.folder))
         digests = {"target_sha256": weights, "draft_sha256": draft_sha256(draft.draft)}

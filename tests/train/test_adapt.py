@@ -21,8 +21,9 @@ from draftkit.data.sample_files import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.train import adapt
-from draftkit.train.adapt import AdaptSettings, _check_settings, _run, adapt_draft, compare
+from draftkit.train.adapt import AdaptSettings, _check_settings, _run, _say_what_changed, adapt_draft, compare
 from draftkit.train.settings import LoraSettings
 from draftkit.train.tuner import SimulatedAcceptance
 
@@ -52,6 +53,21 @@ def test_slices_before_and_after() -> None:
     assert found["general"].behind is None
     assert german.behind is not None
     assert german.behind.mean == pytest.approx(german.before.mean - found["general"].before.mean)
+
+
+def test_a_draft_of_another_precision_is_told_before_it_is_adapted(tmp_path: Path) -> None:
+    """As what it is: the remedy is what is being done."""
+    folder = Path(shutil.copytree(zoo.path("target"), tmp_path / "target-w8a8"))
+    config = json.loads((folder / "config.json").read_text())
+    quantized = {"quant_method": "compressed-tensors", "config_groups": {}}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
+    heard: list[str] = []
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        for target in (str(folder), "zoo:target"):
+            _say_what_changed("zoo:eagle3", draft, open_target(target), heard.append)
+    assert heard[0].startswith("zoo:eagle3 says that it was")
+    assert heard[1].endswith("the draft was trained on another precision, zoo:target")
+    assert len(heard) == 2
 
 
 def logs(path: Path) -> Path:
