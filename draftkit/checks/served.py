@@ -163,16 +163,17 @@ def positions_after_images(spec: DraftSpec, target: TargetFacts) -> Iterator[Fin
 
 @check
 def embedded_images(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
-    """EAGLE-3 of a target that reads images: what an engine feeds it in the place of an image's tokens."""
-    feeding = [one for one in asked(SGLANG) if one.rules.get("images-embedded-for-drafts") is not None]
-    if "vision_config" in target.config and method_of(spec) == "eagle3" and feeding:
+    """A draft of a target that reads images: what an engine feeds it in the place of an image's tokens."""
+    running = [*asked(SGLANG), *(one.release for one in verdicts(spec) if one.runs)]
+    feeding = [one for one in running if _embeds_images(one, spec)]
+    if "vision_config" in target.config and feeding:
         yield Finding(
             "embedded-images",
             "note",
-            f"{_numbers(feeding)} feeds the draft an image's own embeddings, one position ahead, where training, vLLM "
-            "and draftkit feed that of the placeholder: it drafts on from other keys after an image there",
+            f"{_numbers(feeding)} feeds the draft an image's own embeddings, one position ahead, and draftkit that of "
+            "the placeholder, as it trains: after an image there are other keys to draft from",
             cost="none for text",
-            source="SGLang srt/models/llama_eagle3.py, srt/speculative/eagle_worker_v2.py",
+            source="SGLang srt/models/llama_eagle3.py; vLLM v1/spec_decode/llm_base_proposer.py",
         )
 
 
@@ -264,6 +265,11 @@ def _raised(release: Release, spec: DraftSpec) -> bool:
 def _has(release: Release, rule: str, spec: DraftSpec) -> bool:
     row = release.rules[rule]
     return row.there and (row.methods is None or method_of(spec) in row.methods)
+
+
+def _embeds_images(release: Release, spec: DraftSpec) -> bool:
+    row = release.rules.get("images-embedded-for-drafts")
+    return row is not None and method_of(spec) in [name.lower() for name in row.methods or ()]
 
 
 def _stated(spec: DraftSpec, config: Mapping[str, object]) -> Mapping[str, object]:

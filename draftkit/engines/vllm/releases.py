@@ -69,6 +69,9 @@ RULES = {
         methods=("dflash", "draft_model"),
         when="parallel drafts too",
     ),
+    "images-embedded-for-drafts": has(
+        PROPOSER, "supports_multimodal_embeddings", methods=("mtp",), when="one position ahead; of Qwen3.5's heads"
+    ),
     "multimodal-positions-by-time": has(
         PROPOSER, "self.vllm_config.model_config.uses_mrope", runner="V1", when="of a draft with plain rope"
     ),
