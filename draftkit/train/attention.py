@@ -13,9 +13,9 @@ on a GPU, FlexAttention want. A attention heads, G heads of keys and values, D h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -377,16 +377,21 @@ class BlockVisibility(NamedTuple):
     sink_tokens: int = 0
 
 
+class ContextOfLayers(Protocol):
+    """What the blocks see of the target's states."""
+
+    def __getitem__(self, layer: int, /) -> tuple[Tensor, Tensor]:
+        """The keys and values [1, G, N, D] of a layer."""
+
+
 class Blocks:
     """What the blocks of a pass attend to; given to the attention function as `blocks`.
 
-    `anchors` int64 [M] in the packed row, ascending, `rows` T of each block, `context`: each layer's keys and values
+    `anchors` int64 [M] in the packed row, ascending, `rows` T of each block, `context`: a layer's keys and values
     [1, G, N, D] of the target's states. The columns of a mask are the N positions, then the rows of all blocks in turn.
     """
 
-    def __init__(
-        self, anchors: Tensor, rows: int, sample_ids: Tensor, context: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def __init__(self, anchors: Tensor, rows: int, sample_ids: Tensor, context: ContextOfLayers) -> None:
         self.context = context
         self._anchors = anchors
         self._rows = rows

@@ -1,4 +1,4 @@
-"""The memory that training takes of each device, from what is known before its first step. Activations come on top."""
+"""The memory that training takes of each device, from what is known before its first step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from draftkit.train.losses.teacher import rows_at_once
 
 FLOAT = 4  # bytes of the numbers in which a draft is trained
 RANKS = (1, 8)
+WIDEST = 3  # what an MLP holds of its width at a time: gate, up, and their product
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class DeviceMemory:
 
     `target`: its weights, as far as the run has them. `draft`: weights, those that are whole during a step, and the
     device's share. `gradients` likewise. `optimizer`: AdamW's two means. `states`: what the target gives for a row.
-    `logits`: those of draft and target that are held at a time.
+    `logits`: those of draft and target that are held at a time. `activations`: what a step keeps for its backward pass;
+    `target_activations`: those of the target's widest layer, for a moment, where it runs here.
     """
 
     ranks: int
@@ -31,22 +33,40 @@ class DeviceMemory:
     optimizer: int
     states: int
     logits: int
+    activations: int
+    target_activations: int
 
     @property
     def total(self) -> int:
-        return self.target + self.draft + self.gradients + self.optimizer + self.states + self.logits
+        weights = self.target + self.draft + self.gradients + self.optimizer
+        return weights + self.states + self.logits + self.activations + self.target_activations
 
 
 def memory_of_devices(
-    draft: nn.Module, target: PreTrainedModel, *, ranks: int, vocabulary: int, captured: int, tokens: int, depth: int
+    draft: nn.Module,
+    target: PreTrainedModel,
+    *,
+    layers: Sequence[nn.Module] = (),
+    ranks: int,
+    vocabulary: int,
+    captured: int,
+    tokens: int,
+    depth: int,
+    activations: int,
+    runs_target: bool,
 ) -> tuple[DeviceMemory, ...]:
     """What each of 1, 8 and `ranks` devices needs for `draft`, whose frozen parameters may be the target's.
 
-    `target`: as the run has it, with or without memory. `vocabulary`: tokens that the draft proposes among. `captured`:
-    states of a token. `tokens`: of a row, each of which is drafted from `depth` times at most.
+    `target`: as the run has it, with or without memory, and `runs_target` whether it runs there. `vocabulary`: tokens
+    that the draft proposes among. `captured`: states of a token. `tokens`: of a row, each of which is drafted from
+    `depth` times at most. `layers`: those of the draft that are gathered one by one where it is sharded, each while the
+    one before it is still there.
     """
     text = target.config.get_text_config()
-    trained = FLOAT * sum(p.numel() for p in draft.parameters() if p.requires_grad)
+    trained = _trained(draft)
+    of_layers = sorted(map(_trained, layers))
+    together = trained - sum(of_layers[:-2])  # of several devices
+    widest = WIDEST * getattr(text, "intermediate_size", 4 * text.hidden_size) * target.dtype.itemsize * tokens
     shared = {p.shape for p in target.parameters()}
     frozen = _bytes([p for p in draft.parameters() if not p.requires_grad and p.shape not in shared])
     width = text.hidden_size * target.dtype.itemsize
@@ -55,19 +75,20 @@ def memory_of_devices(
         DeviceMemory(
             ranks=number,
             target=_bytes([*target.parameters()]),
-            draft=frozen + trained + _share(trained, number),
-            gradients=trained + _share(trained, number),
+            draft=frozen + (trained if number == 1 else together + trained // number),
+            gradients=trained if number == 1 else together + trained // number,
             optimizer=2 * trained // number,
             states=captured * width * tokens,
             logits=logits,
+            activations=activations,
+            target_activations=widest if runs_target else 0,
         )
         for number in sorted({*RANKS, ranks})
     )
 
 
-def _share(whole: int, ranks: int) -> int:
-    """What a device keeps beside what is whole for a while; nothing where it has all of it anyway."""
-    return 0 if ranks == 1 else whole // ranks
+def _trained(module: nn.Module) -> int:
+    return FLOAT * sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -42,6 +42,7 @@ from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.targets.cost import token_seconds
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.states import FINAL, TappedModel
+from draftkit.train.activations import kept_activations
 from draftkit.train.checkpoint import (
     CONFIG_FILE,
     INPUTS_FILE,
@@ -57,7 +58,7 @@ from draftkit.train.on_policy import RejectionStage
 from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
-from draftkit.train.setup import ReadyRun, read_split, rows_per_step, set_up
+from draftkit.train.setup import ReadyRun, precision_of, read_split, rows_per_step, set_up
 from draftkit.train.skew import SaveDraft, Skew, measure_skew
 from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
@@ -130,15 +131,27 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> RunPlan:
 
 def _memory(config: TrainConfig, ready: ReadyRun, target: PreTrainedModel) -> tuple[DeviceMemory, ...]:
     """What the run takes of devices; `target`: what it has of it."""
-    layers = ready.recipe.aux_layers
+    recipe, text = ready.recipe, target.config.get_text_config()
+    layers, options = recipe.aux_layers, recipe.options
+    drop = getattr(options, "drop", options)
     return memory_of_devices(
-        ready.recipe.draft,
+        recipe.draft,
         target,
+        layers=recipe.layers_run_once,
         ranks=ready.arguments.world_size,
-        vocabulary=config.draft_vocab_size or target.config.get_text_config().vocab_size,
+        vocabulary=config.draft_vocab_size or text.vocab_size,
         captured=1 + (0 if layers is None else len(layers.states)),
         tokens=config.tokens_per_row,
-        depth=max(getattr(ready.recipe.options, name, 1) for name in ("steps", "block_size")),
+        depth=max(getattr(options, name, 1) for name in ("steps", "block_size")),
+        activations=kept_activations(
+            recipe,
+            width=text.hidden_size,
+            vocab_size=text.vocab_size,
+            tokens=config.tokens_per_row,
+            precision=precision_of(ready.arguments),
+            most_anchors=getattr(drop, "max_anchors", None),
+        ),
+        runs_target=not config.states and config.stream is None,
     )
 
 

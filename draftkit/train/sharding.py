@@ -1,14 +1,16 @@
 """A draft in training, its weights, gradients and optimizer sharded among processes by FSDP2 (`accelerate launch`).
 
-What is trained is one group, which is whole from the beginning of a step's forward to the end of its backward pass.
-Groups of single layers would be gathered at other times in each process: how often a layer runs depends on the rows
-(parts of a parallel pass), and losses and contexts read weights outside the forward of their modules. What is frozen,
-the target's own parameters among it, stays whole.
+A layer that runs once in each forward, whatever the batch (`Recipe.layers_run_once`), is a group of its own: gathered
+for its forward and once more for its backward pass. All else that is trained is one group, which is whole from the
+beginning of a step's forward to the end of its backward pass, as losses read weights outside the forward of their
+modules. So are layers that run several times: FSDP2 would reduce their gradients after each, and processes would wait
+for each other at different times where how often depends on the rows (parts of a parallel pass). What is frozen, the
+target's own parameters among it, stays whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,15 +18,19 @@ import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from draftkit.errors import DraftkitError
 
 
-def shard_trained_alone(plugin: FullyShardedDataParallelPlugin, recipe: nn.Module) -> None:
+def shard_trained_alone(
+    plugin: FullyShardedDataParallelPlugin, recipe: nn.Module, layers: Sequence[nn.Module] = ()
+) -> None:
     """Have accelerate shard the parameters of `recipe` that are trained, in float32, and compute as one process does.
 
-    Raises `DraftkitError` for FSDP's first version.
+    `layers`: those of `recipe` that are groups of their own; every module of their classes is. Raises `DraftkitError`
+    for FSDP's first version.
     """
     if plugin.fsdp_version != 2:
         raise DraftkitError(
@@ -32,7 +38,10 @@ def shard_trained_alone(plugin: FullyShardedDataParallelPlugin, recipe: nn.Modul
             hint="accelerate launch --use_fsdp --fsdp_version 2 … (fsdp_version: 2 in accelerate's configuration)",
         )
     plugin.ignored_modules = [nn.ParameterList(p for p in recipe.parameters() if not p.requires_grad)]
-    plugin.auto_wrap_policy = None
+    classes = sorted({type(layer).__name__ for layer in layers})
+    plugin.auto_wrap_policy = transformer_auto_wrap_policy if classes else None
+    plugin.transformer_cls_names_to_wrap = classes or None
+    plugin.reshard_after_forward = True  # of the layers
     plugin.cpu_ram_efficient_loading = False  # would take the target's parameters away, to fill them from rank 0
     plugin.mixed_precision_policy = None  # autocast does it, here as in one process
 
@@ -45,14 +54,23 @@ def is_sharded(recipe: nn.Module) -> bool:
 @contextmanager
 def whole(recipe: nn.Module) -> Iterator[None]:
     """A recipe, for a while whole on each device: all processes come here together."""
-    sharded = isinstance(recipe, FSDPModule) and is_sharded(recipe)
-    if isinstance(recipe, FSDPModule) and sharded:
-        recipe.unshard()
+    if not isinstance(recipe, FSDPModule) or not is_sharded(recipe):
+        yield
+        return
+    recipe._get_fsdp_state()._lazy_init()  # or the first layer that runs would be taken for the root
+    groups = [module for module in recipe.modules() if isinstance(module, FSDPModule)]
+    layers = [group for group in groups if group is not recipe]
+    for group in groups:
+        group.unshard()
+    for layer in layers:
+        layer.set_reshard_after_forward(False, recurse=False)
     try:
         yield
     finally:
-        if isinstance(recipe, FSDPModule) and sharded:
-            recipe.reshard()
+        for layer in layers:
+            layer.set_reshard_after_forward(True, recurse=False)
+        for group in groups:
+            group.reshard()
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

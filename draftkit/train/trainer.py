@@ -214,7 +214,7 @@ class DraftTrainer(Trainer):
         """Accelerate as it was launched; where that is with FSDP, it shards what is trained and nothing else."""
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled:
-            shard_trained_alone(self.accelerator.state.fsdp_plugin, self.model)
+            shard_trained_alone(self.accelerator.state.fsdp_plugin, self.model, self.model.layers_run_once)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         if self.args.should_save:

@@ -68,7 +68,8 @@ def test_memory_of_devices_is_that_of_its_parts(target: Path, data: Path, tmp_pa
     one, eight = plan.memory
     assert one.optimizer == 2 * one.gradients == 8 * eight.optimizer
     assert eight.gradients == one.gradients + one.gradients // 8
-    assert one.total == one.target + one.draft + one.gradients + one.optimizer + one.states + one.logits
+    held = one.states + one.logits + one.activations + one.target_activations
+    assert one.total == one.target + one.draft + one.gradients + one.optimizer + held
     assert one.total - eight.total == pytest.approx(one.optimizer * 7 / 8 - 2 * (one.gradients // 8), abs=8)
     with pytest.raises(DraftkitError):
         check_run(config(target, tmp_path / "none", tmp_path / "run"))

@@ -36,9 +36,9 @@ from draftkit.errors import DraftkitError
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import newest_checkpoint
 from draftkit.train.config import read_config
-from draftkit.train.recipes import recipe_names
+from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
-from draftkit.train.recipes.recipe import Origin
+from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft
 from draftkit.train.sharding import load_whole_optimizer, shard_trained_alone, state_of, whole, whole_optimizer
 
@@ -53,6 +53,7 @@ import json, os, shutil, signal, sys, torch
 from pathlib import Path
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from draftkit.train.config import read_config
@@ -71,6 +72,8 @@ AcceleratorState.__init__ = with_fsdp
 class Sharded(TrainerCallback):
     def on_step_begin(self, args, state, control, model, **_):
         assert all(isinstance(p, DTensor) == p.requires_grad for p in model.parameters())
+        groups = {module for module in model.modules() if isinstance(module, FSDPModule)}
+        assert groups == {model, *model.layers_run_once}, groups
 
 class Killed(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
@@ -123,7 +126,36 @@ def test_what_is_frozen_stays_whole_and_the_rest_is_gathered(alone: None) -> Non
     assert all(isinstance(p, DTensor) for p in recipe.parameters() if p.requires_grad)
 
 
-def loss(recipe: Eagle3, target: Any) -> Tensor:
+@pytest.mark.parametrize("name", ["draft-model", "dflash"])
+def test_layers_that_run_once_are_gathered_one_by_one(name: str, alone: None) -> None:
+    target, kind = pico.llama(num_hidden_layers=6), recipe_class(name)
+    options = {"layers": (1, 3), "mask_token_id": 5, "num_layers": 4} if name == "dflash" else {"num_layers": 4}
+    recipe = kind.start(Origin(target), kind.options_type(**options))
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    shard_trained_alone(plugin, recipe, recipe.layers_run_once)
+    assert plugin.transformer_cls_names_to_wrap == [type(recipe.layers_run_once[0]).__name__]
+    frozen = {p for module in plugin.ignored_modules for p in module.parameters()}
+    mesh, layers = init_device_mesh("cpu", (1,)), recipe.layers_run_once
+    for module in (*layers, recipe):
+        fully_shard(module, mesh=mesh, ignored_params=frozen)
+    gathered: list[list[int]] = []
+
+    def note(*_: object) -> None:
+        gathered.append([n for n, layer in enumerate(layers) if not isinstance(next(layer.parameters()), DTensor)])
+
+    for layer in layers:
+        layer.register_forward_pre_hook(note)
+    loss(recipe, target).backward()
+    assert gathered == [[0], [1], [2], [3]]
+    assert all(isinstance(p, DTensor) for layer in layers for p in layer.parameters())
+    with whole(recipe):
+        for _ in range(2):  # as when a draft is judged, whose layers run as often as there are parts
+            loss(recipe, target)
+            assert gathered[-1] == [0, 1, 2, 3]
+    assert all(isinstance(p, DTensor) for layer in layers for p in layer.parameters())
+
+
+def loss(recipe: Recipe, target: Any) -> Tensor:
     row = {name: tensor[None] for name, tensor in row_tensors(samples(2), 96).items()}
     states = OnlineStates(target, recipe.aux_layers).states(row["tokens"], row["positions"], row["sample_ids"])
     found: Tensor = recipe(TrainingBatch(**row, features=states.features, last=states.last)).loss
@@ -150,6 +182,8 @@ def variants(given: dict[str, str], folder: Path, **more: object) -> dict[str, d
         "recompute": run("recompute", "eagle3", optimization={"recompute": True}),
         "bfloat16": run("bfloat16", "eagle3", optimization={"precision": "bfloat16"}),
         "judged": run("judged", "eagle3", validation={"every": 4, "decode": 2}, save_every=5, keep=0),
+        "blocks": run("blocks", "dflash", validation={"every": 4, "decode": 2}, save_every=5, keep=0),
+        "layers": run("layers", "draft-model", optimization={"recompute": True}, lora={"r": 4}),
         "served": run("served", "eagle3", on_policy={"share": 0.5, "rounds": "decoded"}),
     }
 
@@ -201,19 +235,21 @@ def test_sharded_runs_are_those_of_one_process(given: dict[str, str], sharded: P
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["judged", "blocks"])
 def test_a_sharded_run_goes_on_bit_for_bit_and_in_one_process_too(
+    name: str,
     given: dict[str, str],  # noqa: F811
     sharded: Path,
     tmp_path: Path,
 ) -> None:
-    """From the checkpoint in its middle, as if it had been killed after it."""
-    run = variants(given, tmp_path)["judged"]
-    for place in ("judged", "single"):
-        shutil.copytree(sharded / "judged" / "checkpoint-5", tmp_path / place / "checkpoint-5")
+    """From the checkpoint in its middle, as if it had been killed after it. `blocks` has groups of single layers."""
+    run = variants(given, tmp_path)[name]
+    for place in (name, "single"):
+        shutil.copytree(sharded / name / "checkpoint-5", tmp_path / place / "checkpoint-5")
     ran = launch(tmp_path, [(run, "resume")])
     assert ran.returncode == 0, ran.stderr[-5000:]
-    unbroken = weights(sharded / "judged")
-    assert all(torch.equal(tensor, unbroken[name]) for name, tensor in weights(tmp_path / "judged").items())
+    unbroken = weights(sharded / name)
+    assert all(torch.equal(tensor, unbroken[part]) for part, tensor in weights(tmp_path / name).items())
     train_draft(dataclasses.replace(read_config(None, [], run), out=str(tmp_path / "single")), resume=True)
     torch.testing.assert_close(weights(tmp_path / "single"), unbroken, rtol=0, atol=1e-6)
 

@@ -89,7 +89,8 @@ def costs_table(costs: Mapping[str, Any]) -> Table:
 
 PARTS = {
     "target": "target", "draft": "draft", "gradients": "its gradients", "optimizer": "its optimizer",
-    "states": "states of a row", "logits": "logits",
+    "states": "states of a row", "logits": "logits", "activations": "activations",
+    "target_activations": "the target's, for a moment",
 }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def memory_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """A table of what training takes of each of so many devices, where the draft is sharded among them."""
     table = named_table(
         "memory of a device", *(f"of {device['ranks']}" for device in devices),
-        title="without activations, which grow with tokens_per_row",
+        title="a row of tokens_per_row, all of them drafted",
         caption="several: the draft sharded by accelerate launch --use_fsdp; unsharded, each as of 1",
     )  # fmt: skip
     for part, name in PARTS.items():

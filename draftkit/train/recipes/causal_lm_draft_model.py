@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftkit.data.samples import Sample
@@ -21,7 +21,7 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.requests import SamplingParameters
 from draftkit.targets.attention import Sight, narrow
-from draftkit.targets.states import AuxLayers
+from draftkit.targets.states import AuxLayers, decoder_layers, decoder_of
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_samples
 from draftkit.train.batch import TrainingBatch, shifted
@@ -130,6 +130,10 @@ class DraftModel(Recipe):
     @property
     def aux_layers(self) -> AuxLayers | None:
         return None
+
+    @property
+    def layers_run_once(self) -> Sequence[nn.Module]:
+        return decoder_layers(decoder_of(self.draft))
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         counted = batch.drafted(1).roll(1, -1)  # the row that drafts token i + 2 is that of token i + 1

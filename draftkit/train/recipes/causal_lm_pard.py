@@ -7,6 +7,7 @@ K depths, R rows, H draft width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +20,7 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
 from draftkit.targets.attention import Sight, narrow
-from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.states import FINAL, AuxLayers, decoder_layers, decoder_of
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch, shifted
@@ -114,6 +115,10 @@ class Pard(Recipe):
             return None
         states = (index % self.num_states for index in self.features.layer_ids)  # transformers' last one is normed
         return AuxLayers(tuple(FINAL if state == self.num_states - 1 else state for state in states))
+
+    @property
+    def layers_run_once(self) -> Sequence[nn.Module]:
+        return decoder_layers(decoder_of(self.draft))
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         k = self.options.steps

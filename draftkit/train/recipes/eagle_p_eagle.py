@@ -6,6 +6,7 @@ anchor i counts where serving would draft there (`TrainingBatch.drafted`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
@@ -103,6 +104,10 @@ class PEagle(EagleFamily):
         self.options = options
         self.loss = parse_loss(options.loss)
         self.train_own(head=options.train_head, embeddings=options.train_embeddings)
+
+    @property
+    def layers_run_once(self) -> Sequence[nn.Module]:
+        return list(self.draft.layers) if self.options.partitions == 1 else ()
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         kept = self.options.drop.keep(batch.drafted(self.options.steps))

@@ -125,6 +125,12 @@ class Recipe(nn.Module, ABC):
         """Chains of `k` drafts as serving would draft them; without gradients."""
 
     @property
+    def layers_run_once(self) -> Sequence[nn.Module]:
+        """The layers that run once in each forward, whatever the batch, and whose weights nothing else reads: each may
+        be gathered for itself where the draft is sharded."""
+        return ()
+
+    @property
     def resamples(self) -> bool:
         """Whether it trains on the draft's own text, so that `resample` changes samples."""
         return False

@@ -8,7 +8,7 @@ drafts tokens i + 2 … (`TrainingBatch.drafted`). N positions, M blocks, K draf
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.spec import DraftSpec
+from draftkit.models.decoder import CosSin
 from draftkit.models.dflash import DFlashModel, GroupedConvolution, load_dflash
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.attention import BLOCK_ATTENTION, Blocks
@@ -106,6 +107,19 @@ class BlockRows(NamedTuple):
     confidence: Tensor | None
 
 
+@dataclass(frozen=True)
+class LayerContexts:
+    """The keys and values of the target's states for each layer, made where the layer asks for them: its weights may be
+    there only while it runs."""
+
+    draft: DFlashModel
+    states: Tensor
+    cos_sin: CosSin
+
+    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.draft.context(layer, self.states, self.cos_sin)
+
+
 class BlockRecipe(Recipe):
     """A recipe for a `DFlashModel`; `head` is the target's output layer, restricted to the draft vocabulary."""
 
@@ -138,6 +152,10 @@ class BlockRecipe(Recipe):
         return AuxLayers(tuple(last if i == self.num_target_layers else i for i in spec.aux_layer_ids))
 
     @property
+    def layers_run_once(self) -> Sequence[nn.Module]:
+        return list(self.draft.layers)
+
+    @property
     @abstractmethod
     def confidence_weight(self) -> float:
         """The weight of the confidence head's loss."""
@@ -167,10 +185,9 @@ class BlockRecipe(Recipe):
         features = batch.last if batch.features is None else batch.features
         context = draft.fuse(features.float())  # the draft's parameters are, whatever the target's
         cos_sin = draft.rotary(context, batch.positions)
-        layers = range(spec.decoder.num_hidden_layers)
         fill_in = spec.slots == "fill-in"
         size = k + 1 if fill_in else k
-        blocks = Blocks(anchors, size, batch.sample_ids, [draft.context(i, context, cos_sin) for i in layers])
+        blocks = Blocks(anchors, size, batch.sample_ids, LayerContexts(draft, context, cos_sin))
         following = torch.stack([shifted(batch.tokens[0], 1 + t)[anchors] for t in range(k)], dim=1)  # [M, K]
         masks = anchors.new_full((len(anchors), size - 1), spec.parallel.mask_token_id)
         hidden = draft.embed(torch.cat((following[:, :1], masks), dim=1), context.dtype)
