@@ -108,6 +108,7 @@ REFUSED = {
     "absolute": ("/etc/passwd", "not below the folder"),
     "by a link": ("out.png", "not below the folder"),
     "through a link": ("up/secret.png", "not below the folder"),
+    "absent": ("../none.png", "not below the folder"),
     "address of a file": ("file:///etc/passwd", "not below the folder"),
     "escaped": ("file:///%65tc/passwd", "not below the folder"),
     "of another machine": ("file://host/a.png", "on another machine, host"),
