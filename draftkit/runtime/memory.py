@@ -47,7 +47,7 @@ class Load:
         if device.type == "cuda":
             found["reserve"] = available // RESERVE
             if not self.footprint.recurrences:  # beside which no prompts are joined
-                layers = largest(self.config, "num_hidden_layers")
+                layers = max(largest(self.config, "num_hidden_layers"), 1)
                 found["activations"] += self.capacity * self.footprint.cached * self.dtype.itemsize // layers
         return found
 

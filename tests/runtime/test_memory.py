@@ -11,6 +11,7 @@ import torch
 from conftest import Command
 from fixtures.checkpoints.zoo_models import zoo_drafter, zoo_target
 from fixtures.engines.drafter_cases import Case, target
+from transformers import GPT2Config
 
 from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -23,7 +24,7 @@ from draftkit.runtime.memory import STATES_OF_PROMPTS, Load, plan_of
 from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.prefill import PREFILL_CHUNK
 from draftkit.runtime.rounds import Rounds, SlotState
-from draftkit.targets.footprint import footprint
+from draftkit.targets.footprint import Footprint, activation_bytes, footprint, largest
 from draftkit.targets.target import Target
 
 psutil = pytest.importorskip("psutil")  # which a day on a GPU does without
@@ -156,6 +157,14 @@ def test_a_gpu_keeps_a_reserve() -> None:
     assert told[0] == {"activations": PREFILL_CHUNK * (2 * hidden + most + STATES_OF_PROMPTS * 576) * 2}
     copied = 64 * footprint(config).cached * 2 // config.num_hidden_layers
     assert told[1] == {"activations": told[0]["activations"] + copied, "reserve": 1 << 20}
+
+
+def test_sizes_have_the_names_of_older_models_too() -> None:
+    config = GPT2Config(n_embd=64, n_layer=4, n_head=4, n_inner=96)
+    assert (largest(config, "hidden_size"), largest(config, "num_hidden_layers")) == (64, 4)
+    planned = Load(config, Footprint(1, 4 * 2 * 64, ()), torch.bfloat16, lambda capacity, k: 0, 0, 1000, 4)
+    activations = planned.fixed(torch.device("cuda"), 0)["activations"]
+    assert activations == activation_bytes(config, PREFILL_CHUNK, torch.bfloat16) + 1000 * 2 * 64 * 2
 
 
 def test_attention_over_long_sequences_has_partial_results() -> None:
