@@ -44,7 +44,7 @@ test-oldest: $(OLDEST)/installed
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable . \
-		compressed-tensors datasets gguf hypothesis jsonschema numpy pytest pytest-xdist
+		compressed-tensors datasets gguf hypothesis jsonschema numpy pillow pytest pytest-xdist
 	@touch $@
 
 # The report's tests look for a browser, and skip where there is none.
