@@ -14,6 +14,7 @@ import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -187,7 +188,9 @@ class ImageFile:
         try:
             with _opened(self.data) as image:
                 image.load()
-                upright = ImageOps.exif_transpose(image)
+                upright: Image.Image = image
+                with suppress(Exception):  # EXIF data that cannot be read turn nothing
+                    upright = ImageOps.exif_transpose(image)
                 if upright.mode == "RGB" and "transparency" not in upright.info:
                     return upright.copy()
                 if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:

@@ -15,10 +15,12 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftkit.errors import FormatError, TargetError, native_failures
+from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import require_whole_model
 from draftkit.targets.pretrained import remote_code_hint, trusts_remote_code
 
 RENDER_SECONDS = 10.0  # of processor time for one conversation, which takes milliseconds
+OLD_TEMPLATE = "chat_template.json"  # where processors kept it, and tokenizers do not look
 RENDER_CHARACTERS = 100_000_000
 # What a template does with a conversation that it was not written for: its own errors, and those of Python's operators.
 TEMPLATE_ERRORS = (
@@ -42,7 +44,7 @@ def load_tokenizer(folder: str | Path, of: str) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder, which belongs to `of`. Raises `TargetError` where none can be loaded."""
     try:
         with native_failures(folder):
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
     except TargetError:
         raise
     except Exception as error:  # a damaged tokenizer.json fails in many types, the bare Exception among them
@@ -54,6 +56,10 @@ def load_tokenizer(folder: str | Path, of: str) -> PreTrainedTokenizerBase:
             expected="tokenizer.json, or what AutoTokenizer reads",
             hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
         ) from error
+    of_processor = Path(folder) / OLD_TEMPLATE
+    if tokenizer.chat_template is None and of_processor.is_file():
+        tokenizer.chat_template = read_object(of_processor).get("chat_template")
+    return tokenizer
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, object]], **settings: Any) -> Any:

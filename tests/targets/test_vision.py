@@ -92,6 +92,24 @@ def test_a_processor_that_fails_says_so(tmp_path: Path) -> None:
         vision.read([ImageFile(whole.data[:-60], whole.format, whole.width, whole.height)])
 
 
+def test_both_forms_of_a_processors_files(tmp_path: Path) -> None:
+    """In one file, as transformers writes it now; with the template where processors kept it once."""
+    vision = vision_of("llava", tmp_path / "old")
+    expected = vision.prompt(MESSAGES, IMAGES)
+    new = tmp_path / "new"
+    vision.processor.save_pretrained(new)
+    assert "image_processor" in json.loads((new / "processor_config.json").read_text())
+    assert not (new / "preprocessor_config.json").exists()
+    (new / "chat_template.jinja").unlink()
+    (new / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    assert load_tokenizer(new, "target").chat_template is None
+    (new / "chat_template.json").write_text(json.dumps({"chat_template": vision.tokenizer.chat_template}))
+    assert reads_images(new)
+    made = load_vision(new, load_tokenizer(new, "target")).prompt(MESSAGES, IMAGES)
+    assert (made.tokens, made.spans) == (expected.tokens, expected.spans)
+    torch.testing.assert_close(made.inputs["pixel_values"], expected.inputs["pixel_values"], rtol=0, atol=0)
+
+
 def test_targets_without_a_processor(tmp_path: Path) -> None:
     save_processor(tmp_path, "llava")
     tokenizer = load_tokenizer(tmp_path, "target")
