@@ -92,8 +92,8 @@ def largest(config: PretrainedConfig, name: str) -> int:
     """The largest number that the configuration of a language model states under a name for any of its layers, be it
     that of older models for the same; 0 where it states none."""
     text = config.get_text_config()
-    layers = (text.to_dict().get("per_layer_config") or {}).values()
-    found = [getattr(text, name, None), *(part.get(name) for part in layers)]
+    stated, own = text.to_dict(), text.attribute_map.get(name, name)
+    found = [part.get(own) for part in (stated, *(stated.get("per_layer_config") or {}).values())]
     numbers = [number for value in found for number in (value if isinstance(value, list) else [value])]
     return max((number for number in numbers if isinstance(number, int)), default=0)
 

@@ -80,7 +80,9 @@ class Gemma4AssistantDrafter(LastStateDrafter):
 
 
 class BorrowedRows:
-    """Rows that attend to what another model has stored, and store nothing."""
+    """Rows that attend to what another model has stored, and store nothing. `whole` as of `KeyValues`."""
+
+    whole = False
 
     def __init__(self, rows: SlotRows):
         self.rows = rows
