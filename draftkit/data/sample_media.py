@@ -7,11 +7,13 @@ from pathlib import Path
 
 from draftkit.data.sample_files import media_folder, open_images
 from draftkit.data.samples import Sample
-from draftkit.errors import TargetError
+from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget
 from draftkit.media import ImageFile
 from draftkit.targets.media import Media
+from draftkit.targets.vision import Placeholders
 
+PREPARED_FOR = "take the target that the samples were prepared for"
 MediaOfSamples = Callable[[Sequence[Sample]], Mapping[int, Media]]
 
 
@@ -40,12 +42,17 @@ class SampleMedia:
         return open_images(sample, self._folder)
 
     def _inputs(self, sample: Sample) -> Media:
-        vision = self._target.vision
-        found = vision.of_tokens(sample.tokens.tolist(), vision.read(self.images(sample)))
-        if found.spans != sample.media:
+        try:
+            vision = self._target.vision
+            found = vision.of_tokens(sample.tokens.tolist(), vision.read(self.images(sample)))
+        except UnsupportedTarget as refusal:
+            raise UnsupportedTarget(f"sample {sample.id} has images: {refusal.problem}", hint=PREPARED_FOR) from refusal
+        except Placeholders:
+            found = None
+        if found is None or found.spans != sample.media:
             raise TargetError(
                 f"sample {sample.id}: the target's processor makes other tokens of its images than it has",
-                expected="the processor and its settings as they were when the data were prepared",
-                hint="prepare the data again",
+                expected="the target and its processor as they were when the data were prepared",
+                hint="prepare the data again, with this target",
             )
         return found.inputs

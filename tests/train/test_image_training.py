@@ -153,8 +153,14 @@ def test_another_processor_than_the_data_were_prepared_with(target: Path, data: 
             text = text.replace(b'"merge_size": 2', b'"merge_size": 1')
         (other / file.name).write_bytes(text)
     media = SampleMedia(data, open_target(str(other)).with_images())
-    with pytest.raises(DraftkitError, match=r"tokens stand for images|makes other tokens"):
+    with pytest.raises(DraftkitError, match="sample 0: the target's processor makes other tokens"):
         media(list(open_samples(data)))
+
+
+def test_targets_that_read_text_alone(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DraftkitError, match=r"^sample 0 has images: the target reads text alone") as caught:
+        states_folder(Path("zoo:target"), data, tmp_path / "states")
+    assert "take the target that the samples were prepared for" in str(caught.value)
 
 
 def test_what_is_not_done_with_images_is_refused_by_name(target: Path, data: Path, tmp_path: Path) -> None:

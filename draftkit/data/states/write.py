@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ from draftkit.hub.local_paths import public_name
 from draftkit.io.store import is_address
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.media import Media
 from draftkit.targets.states import AuxLayers
 
 ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
@@ -78,8 +79,9 @@ class TargetExtractor:
 
     def _row(self, samples: Sequence[Sample]) -> Tensor:
         """The states [N, S, H] of samples one after the other. Raises `TargetError` naming the one that fails alone."""
+        media = self._media(samples)  # whose errors name their sample
         try:
-            return self._forward(samples)
+            return self._forward(samples, media)
         except TargetError as error:
             if len(samples) > 1:  # one sample's NaN reaches the others of its row
                 for sample in samples:
@@ -87,12 +89,12 @@ class TargetExtractor:
             names = ", ".join(sample.id for sample in samples)
             raise TargetError(f"sample {names}: {error}") from error
 
-    def _forward(self, samples: Sequence[Sample]) -> Tensor:
+    def _forward(self, samples: Sequence[Sample], media: Mapping[int, Media]) -> Tensor:
         row = row_tensors(samples, sum(map(len, samples)))
         tokens, positions, sample_ids = (
             row[name][None].to(self._device) for name in ("tokens", "positions", "sample_ids")
         )
-        features, last = self._source.states(tokens, positions, sample_ids, media=self._media(samples))
+        features, last = self._source.states(tokens, positions, sample_ids, media=media)
         last = last[0, :, None]
         return last if features is None else torch.cat((features[0].unflatten(1, (-1, last.shape[2])), last), dim=1)
 
