@@ -45,7 +45,7 @@ from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explaine
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
 from draftkit.targets.finite import has_finite_peak
-from draftkit.targets.media import check_media
+from draftkit.targets.media import HELD, check_media
 from draftkit.targets.target import Target
 
 MAX_SPECULATIVE_TOKENS = 16
@@ -278,6 +278,10 @@ class Engine:
             )
         if request.media is not None:
             check_media(self.target.model, request.media, f"request {request.id}")
+            if (kind := self.target.model.config.model_type) not in HELD:
+                _say_once(
+                    f"answers about images by targets of type {kind} were not held against transformers' generate"
+                )
         self.target.positions.check(request.id, len(request.prompt), request.max_new_tokens)
 
     def _notifier(self, generations: list[Generation], on_round: OnRound | None, on_text: OnText | None) -> OnRound:

@@ -22,6 +22,7 @@ from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import NewSequence
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.tree_kinds import read_tree
+from draftkit.targets.media import HELD
 from draftkit.targets.pretrained import IMAGES, of_language_model
 from draftkit.targets.states import AuxLayers, TappedModel
 from draftkit.targets.target import Target
@@ -56,6 +57,10 @@ def target(kind: str) -> Target:
     model.set_attn_implementation(of_language_model(model.config, NAME))
     setattr(model.config, IMAGES, True)
     return Target(model)
+
+
+def test_these_kinds_are_said_to_be_held_against_it() -> None:
+    assert VISUAL.keys() == HELD
 
 
 @pytest.mark.slow
