@@ -30,7 +30,7 @@ from draftkit.targets.attention import Sight, sight_of
 from draftkit.train.parallel import ParallelRows
 
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
-SCORES_AT_ONCE = 1 << 24  # of rows and columns, whose bias a CPU holds: 64 MiB in float32
+SCORES_AT_ONCE = 1 << 22  # of rows and columns, whose bias a CPU holds: 16 MiB in float32
 BLOCKS_AT_ONCE = 8  # how many a CPU computes together, as each also multiplies with the rows of the others, in vain
 
 _compiled_flex: Callable[..., Any] = torch.compile(flex_attention)

@@ -28,7 +28,7 @@ from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
-MASKED_TOKENS = 8192  # of a row; the mask of a longer one would take more than what it saves, [N, N]
+MASKED_TOKENS = 4096  # of a row; the mask of a longer one would take more than what it saves, [N, N]
 NO_MEDIA: Mapping[int, Media] = {}
 TRIED = 8  # tokens of a sample with which a model is tried
 BY_VLLM = (
