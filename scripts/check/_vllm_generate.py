@@ -1,10 +1,10 @@
 """Greedy generation with vLLM's offline engine; run by scripts/check/vllm.py with the Python of vLLM's own environment.
 
 Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (as of the worker of
-draftkit's engine, without sampling), images (how many a prompt has at most), max_new_tokens, eos_token_ids, v2 where
-the V2 model runner is wanted, and plain_ops where vLLM's own operations are not (the CPU's norm is wrong on parts of a
-tensor, as latents are). Requests run one after the other. Writes the outputs, vLLM's speculative-decoding counters and
-every proposal in order to the file `result`.
+draftkit's engine, without sampling), images (how many a prompt has at most), max_new_tokens, eos_token_ids, dtype where
+that is not float32, v2 where the V2 model runner is wanted, and plain_ops where vLLM's own operations are not (the
+CPU's norm is wrong on parts of a tensor, as latents are). Requests run one after the other. Writes the outputs, vLLM's
+speculative-decoding counters and every proposal in order to the file `result`.
 """
 
 import json
@@ -62,7 +62,7 @@ def main() -> None:
         model=job["target"],
         skip_tokenizer_init=not job.get("images"),
         limit_mm_per_prompt={"image": job["images"], "video": 0} if job.get("images") else None,
-        dtype="float32",
+        dtype=job.get("dtype", "float32"),
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=1,

@@ -1,10 +1,11 @@
 """Do quantized drafts mean the same to vLLM as to draftkit? Written by `convert --quantize`, the same prompts in both.
 
-`python -m scripts.check.quantized --vllm-python ENV/bin/python [--prompts 4] [--k 3] [--only FORMAT]`
+`python -m scripts.check.quantized --vllm-python ENV/bin/python [--prompts 4] [--k 3] [--only FORMAT] [--dtype DTYPE]`
 
-Each format is written of an embedded draft and given to both engines with the embedded target, greedily in float32 on
-the CPU. Where vLLM has a kernel for it here, the counts of accepted tokens must be close: rounding is another. Where it
-has none, it says so, and the folder is read back by draftkit alone.
+Each format is written of an embedded draft and given to both engines with the embedded target, greedily on the CPU, in
+float32 or in `--dtype`, which vLLM's kernel of integers needs to be of 16 bits. Where it has a kernel here, the counts
+of accepted tokens must be close: rounding is another. Where it has none, it says so, and the folder is read back by
+draftkit alone.
 """
 
 from __future__ import annotations
@@ -33,9 +34,15 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--draft", default="zoo:eagle3")
     parser.add_argument("--only", action="append", choices=FORMATS)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     asked = parser.parse_args()
     settings = Settings(
-        num_speculative_tokens=asked.k, max_new_tokens=NEW_TOKENS, limit=asked.prompts, repeats=0, ignore_eos=True
+        num_speculative_tokens=asked.k,
+        max_new_tokens=NEW_TOKENS,
+        limit=asked.prompts,
+        repeats=0,
+        ignore_eos=True,
+        dtype=asked.dtype,
     )
     target = open_target("zoo:target")
     prompts = [encode_prompt(prompt, target.tokenizer) for prompt in load_prompts("zoo", asked.prompts)]
@@ -46,9 +53,10 @@ def main() -> None:
             job: dict[str, object] = {
                 "target": str(locate("zoo:target").path),
                 "speculative": speculative_config(read_draft(out).spec, out, asked.k),
-                "prompts": prompts,
+                "prompts": [{"tokens": prompt} for prompt in prompts],
                 "max_new_tokens": NEW_TOKENS,
                 "eos_token_ids": [],
+                "dtype": asked.dtype,
             }
             ours = f"draftkit {cell.num_accepted_tokens_per_pos} of {cell.num_drafts}"
             print(f"{name or 'plain'}: {ours}, {by_vllm(asked.vllm_python, job)}", flush=True)
