@@ -36,9 +36,11 @@ test-long: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(PYTEST) -m long $(INTERPRETED)
 
 # The oldest releases that pyproject.toml promises, in an environment of their own: what reads, runs, trains and measures.
+# At most five minutes on two quiet cores, its environment included; OLDEST_TESTS="not long" takes what is slow too.
 OLDEST := .venv-oldest
+OLDEST_TESTS := not slow and not long
 test-oldest: $(OLDEST)/installed
-	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "not long" -p no:cacheprovider \
+	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "$(OLDEST_TESTS)" -p no:cacheprovider \
 		tests/convert tests/evaluate tests/results tests/runtime tests/targets tests/train
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
