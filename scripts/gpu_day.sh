@@ -60,11 +60,13 @@ while [ $# -gt 0 ]; do
 	shift
 done
 [ ${#chosen[@]} -gt 0 ] || chosen=("${names[@]}")
-if [ -z "$out" ]; then
-	name='import torch; print(torch.cuda.get_device_name().replace(" ", "-").lower())'
-	device=$([ -n "$dry" ] && echo dry-run || "$python" -c "$name") || exit 1
-	out=benchmarks/$(date -u +%F)-$device
+device=dry-run
+if [ -z "$dry" ]; then
+	name='import torch; print(torch.cuda.is_available() and torch.cuda.get_device_name().replace(" ", "-").lower())'
+	device=$("$python" -c "$name") || exit 1
+	[ "$device" != False ] || { echo "torch sees no GPU; --dry-run tries the commands without one" >&2; exit 1; }
 fi
+out=${out:-benchmarks/$(date -u +%F)-$device}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 

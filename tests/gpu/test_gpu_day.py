@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftkit.evaluate.round_cost import H100
 from scripts.gpu.promises import NEAREST, ROUNDS, Day, judged, page
@@ -44,6 +45,15 @@ def test_a_section_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = gpu_day("--dry-run", "--out", str(tmp_path / "day"), "rounds-9")
     assert done.returncode == 2
     assert "no section rounds-9; there are: kernels runtime" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_day_ends_at_once(tmp_path: Path) -> None:
+    done = gpu_day("--out", str(tmp_path / "day"))
+    assert done.returncode == 1
+    assert done.stderr == "torch sees no GPU; --dry-run tries the commands without one\n"
     assert not list(tmp_path.iterdir())
 
 
