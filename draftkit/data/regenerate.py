@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Literal
@@ -324,10 +324,13 @@ class _Dialogues:
     def check_answered(self) -> None:
         """Raise `DraftkitError` where rows are left that were not written, as none was answered."""
         if self._done:
-            reason, detail = self._done[0].refused or (Reason.REFUSED, "")
+            refusals = [(*(dialogue.refused or (Reason.REFUSED, "")), dialogue.row) for dialogue in self._done]
+            counts = Counter(reason for reason, _, _ in refusals).most_common()
+            detail, row = next((detail, row) for reason, detail, row in refusals if reason == counts[0][0])
             raise DraftkitError(
-                f"none of the first {len(self._done)} rows can be answered; the first is {reason}: {detail}",
-                where=self._done[0].row.where,
+                f"none of the first {len(refusals)} rows can be answered: "
+                f"{', '.join(f'{reason} {count:,}' for reason, count in counts)}, as {row.id}: {detail}",
+                where=row.where,
             )
 
 

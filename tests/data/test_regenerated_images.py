@@ -119,6 +119,13 @@ def test_rows_that_the_server_reads_otherwise_are_refused(
     (reason,) = json.loads(ran.out)["reasons"]
     assert (reason["reason"], reason["rows"]) == ("read as other tokens", 1)
     assert "the server reads the messages as" in reason["examples"][0]
+    (tmp_path / "secret.png").write_bytes(picture())
+    talks = {"outside": [asks("../secret.png")], "one": [asks("What?", "a.png")], "two": [asks("b.png", "And?")]}
+    source, out = written(rows, **talks), tmp_path / "other.jsonl"
+    with CompletionsServer(seeing(opened)) as server:
+        ran = draftkit("data", "regenerate", source, out, "--target", target, "--endpoint", server.endpoint)
+    assert "rows can be answered: read as other tokens 2, image refused 1, as one: the server reads" in ran.err
+    assert (ran.code, out.exists()) == (1, False)
 
 
 @pytest.mark.slow
