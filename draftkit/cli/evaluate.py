@@ -15,6 +15,7 @@ from draftkit.cli.options import (
     OUTPUT,
     PROMPTS,
     SPEED,
+    CompileOption,
     ConcurrenciesOption,
     ContextOption,
     DatasetOption,
@@ -179,6 +180,7 @@ def evaluate(
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
+    compile: CompileOption = False,
     trust_remote_code: TrustOption = False,
     engine: EngineOption = None,
     vllm_python: VllmPythonOption = None,
@@ -247,7 +249,7 @@ def evaluate(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
         settings=settings, prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
-        slices=_parts(slices), tree=tree,
+        slices=_parts(slices), tree=tree, compile=compile or None,
     )  # fmt: skip
     from draftkit.results.saved import ResultFile
 
@@ -257,6 +259,8 @@ def evaluate(
     from draftkit.evaluate.evaluate import evaluate_draft
 
     engines = asked.engines(out)
+    if compile and engines and not any(one.keeps_rounds for one in engines):
+        raise typer.BadParameter("--compile is for draftkit's own engine: leave out --engine and --server.")
     measure: Callable[..., Result] = partial(evaluate_draft, engines=engines)
     if target_adapter:
         _require_own_engine(asked.target, engines, resume=resume)

@@ -102,7 +102,8 @@ OPTIONS = {
     "num_speculative_tokens": "--k", "tree": "--tree", "max_new_tokens": "--max-new-tokens",
     "concurrency": "--concurrency",
     "prompts": "--dataset", "limit": "--limit", "context": "--context", "slices": "--slice", "device": "--device",
-    "dtype": "--dtype", "temperature": "--temperature", "vllm_python": "--vllm-python", "server": "--server",
+    "dtype": "--dtype", "compile": "--compile", "temperature": "--temperature", "vllm_python": "--vllm-python",
+    "server": "--server",
     "server_baseline": "--server-baseline",
 }  # fmt: skip
 

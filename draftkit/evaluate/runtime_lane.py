@@ -34,6 +34,7 @@ def engine_of(
         k_by_batch=settings.schedule if drafter is not None else None,
         tree=settings.drafted_tree if drafter is not None else None,
         eager=settings.eager,
+        compile=settings.compile,
         estimates=estimates,
         like=settings.like,
     )

@@ -218,7 +218,7 @@ class MarkovBias(nn.Module):
 
     def start(self, output: Tensor) -> Tensor:
         """The state [B, r] before the first row of a block with outputs [B, T, H]."""
-        return output.new_zeros(len(output), self.markov_w1.embedding_dim)
+        return output.new_zeros(output.shape[0], self.markov_w1.embedding_dim)
 
     def latent(self, previous: Tensor, output: Tensor, state: Tensor) -> MarkovStep:
         """One row's step: `previous` int64 [B] is the token before it in the target's vocabulary, `output` [B, H]."""

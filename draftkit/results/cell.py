@@ -245,6 +245,7 @@ class Heading:
     temperature: float
     concurrency: int
     context: int | None = field(default=None, metadata=OPTIONAL)
+    compiled: bool | None = field(default=None, metadata=OPTIONAL)
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -283,6 +284,7 @@ class Heading:
             temperature=settings.sampling.temperature,
             concurrency=settings.concurrency,
             context=settings.context or None,
+            compiled=(settings.compile and engine == OWN_ENGINE) or None,
             top_k=settings.sampling.top_k,
             top_p=settings.sampling.top_p,
             min_p=settings.sampling.min_p,
@@ -296,7 +298,7 @@ class Heading:
     @property
     def asked(self) -> tuple[object, ...]:
         """What tells how a cell was asked for; a result has only one cell of each."""
-        return (self.engine, *self.pair)
+        return (self.engine, *self.pair, self.compiled)
 
     @property
     def pair(self) -> tuple[object, ...]:
@@ -339,7 +341,7 @@ class Heading:
         """The cell as messages call it."""
         context = "" if self.context is None else f", context {self.context}"
         drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
-        return f"{self.draft}, {drafted}, concurrency {self.concurrency}{context}"
+        return f"{self.draft}, {drafted}, concurrency {self.concurrency}{context}{', compiled' * bool(self.compiled)}"
 
 
 @dataclass(frozen=True, kw_only=True)

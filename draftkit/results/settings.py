@@ -135,6 +135,12 @@ class Settings:
     )
     tree: str | None = setting(f"Draft a tree instead of a chain: {', '.join(EXAMPLES)}.", None)
     eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
+    compile: bool = setting(
+        "On a CPU, run rounds as compiled programs, which are kept: faster, once a minute has gone into each kind of "
+        "batch and K. Needs a C++ compiler.",
+        False,
+        later=True,
+    )
     like: Like = setting(
         "Whose rule holds beyond a draft's positions: vLLM's first model runner drafts no more there (vllm-v1), its "
         "second drafts on (vllm-v2).",

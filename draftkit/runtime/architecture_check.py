@@ -14,7 +14,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import secrets
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from draftkit.errors import UnsupportedTarget
+from draftkit.io.kept import code_digest, kept_folder
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
@@ -87,7 +87,7 @@ def decoding_of(config: PretrainedConfig) -> Decoding:
             key = _key(config, tiny)
         except Exception as error:  # of a configuration's class, which may be code that comes with the model
             return Decoding("not checked", f"no tiny configuration, {_line(error)}")
-        file = _folder() / f"{key}.json"
+        file = kept_folder("architectures") / f"{key}.json"
         return _read(file) or _written(file, compare(tiny))
 
 
@@ -240,18 +240,10 @@ def _key(config: PretrainedConfig, tiny: PretrainedConfig) -> str:
         tiny.to_json_string(use_diff=False),
         transformers.__version__,
         torch.__version__,
-        _code(),
+        code_digest(*ROOMS),
         *(path.read_text(encoding="utf-8") for path in _brought(model)),
     ]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
-
-
-@cache
-def _code() -> str:
-    """A digest of draftkit's own code that decodes."""
-    package = Path(__file__).parents[1]
-    files = sorted(path for room in ROOMS for path in (package / room).rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _brought(model: type | None) -> list[Path]:
@@ -259,11 +251,6 @@ def _brought(model: type | None) -> list[Path]:
     if model is None or model.__module__.startswith("transformers."):
         return []
     return sorted(Path(inspect.getfile(model)).parent.glob("*.py"))
-
-
-def _folder() -> Path:
-    """The folder that answers are kept in."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "draftkit" / "architectures"
 
 
 def _read(file: Path) -> Decoding | None:

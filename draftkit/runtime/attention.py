@@ -82,7 +82,7 @@ def _tempered(module: Any, query: Tensor, kv: CacheRows) -> Tensor:
     """The queries of a layer without rope, which Llama 4 scales by their positions (arXiv 2501.19399)."""
     if not getattr(getattr(module, "config", None), "attn_temperature_tuning", False) or module.use_rope:
         return query
-    positions = kv.rows.on(query.device).places.view(len(query), 1, -1, 1).clamp(min=0).float()
+    positions = kv.rows.on(query.device).places.view(query.shape[0], 1, -1, 1).clamp(min=0).float()
     scales = torch.log1p(((positions + 1.0) / module.floor_scale).floor()) * module.attn_scale + 1.0
     return (query * scales).to(query.dtype)
 

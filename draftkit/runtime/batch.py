@@ -59,7 +59,7 @@ class SamplingTensors(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """`slots` int64 [B], ascending, then −1 in the rows without a sequence, and how target and draft tokens are drawn.
+    """`slots` int64 [B], ascending, and −1 in the rows without a sequence, and how target and draft tokens are drawn.
 
     `all_greedy` and `drafts_sampled` are known on the host: with the cuts of `SamplingTensors` they decide which
     operations a round consists of. All tensors lie in `memory` uint8, so that one transfer brings a batch to a device.
@@ -74,13 +74,17 @@ class Batch:
 
     @classmethod
     def of(
-        cls, requests: Mapping[int, Request], draft_sampling: DraftSampling, device: torch.device, size: int
+        cls,
+        requests: Mapping[int, Request],
+        draft_sampling: DraftSampling,
+        device: torch.device,
+        rows: Sequence[int] | None = None,
     ) -> Batch:
-        """The batch of `size` rows for `requests` by slot."""
-        absent = size - len(requests)
-        own = [request.sampling for request in requests.values()] + [SamplingParameters()] * absent
+        """The batch for `requests` by slot; `rows` are the slots of its rows, −1 for none, None for those alone."""
+        rows = sorted(requests) if rows is None else rows
+        own = [requests[slot].sampling if slot in requests else SamplingParameters() for slot in rows]
         drafts = [draft_sampling.parameters(sampling) for sampling in own]
-        slots = torch.tensor([*sorted(requests), *[-1] * absent])
+        slots = torch.tensor(rows)
         target, draft = SamplingTensors.of(own), SamplingTensors.of(drafts)
         columns = slots, *target[:-1], *draft[:-1]
         here = cls(

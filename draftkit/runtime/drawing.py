@@ -46,14 +46,14 @@ class RoundDraw:
     """
 
     def __init__(self, parameters: SamplingTensors, start: Tensor, k: int, vocab_size: int, *, coupled: bool):
-        self.probs = start.new_zeros(len(start), k, vocab_size, dtype=torch.float32)
+        self.probs = start.new_zeros(start.shape[0], k, vocab_size, dtype=torch.float32)
         self._parameters = parameters
         self._start = start
         self._coupled = coupled
 
     def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         if ids is not None:  # tokens that the draft does not have have probability zero
-            full = logits.new_full((len(logits), self.probs.shape[-1]), -torch.inf)
+            full = logits.new_full((logits.shape[0], self.probs.shape[-1]), -torch.inf)
             logits = full.index_copy_(1, ids, logits)
         position = self._start + step
         probs = self.probs[:, step]

@@ -33,6 +33,8 @@ from draftkit.requests import (
 )
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.compiled.programs import check_compiler
+from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.drafters.protocol import Drafter, Expands
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
@@ -103,6 +105,8 @@ class Engine:
     - `estimates`: keep what the draft says of each of its tokens (`Round`), which costs a softmax for each.
     - `like`: whose rule holds where sequences grow beyond the drafter's positions: vLLM's first model runner drafts no
       more there (`vllm-v1`), its second drafts on (`vllm-v2`), as long as there are positions at all.
+    - `compile`: on a CPU, run rounds as compiled programs, which takes a C++ compiler, and a minute at first for each
+      kind of batch and K; they are kept for the next process. Without effect on a GPU.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Engine:
         eager: bool = False,
         estimates: bool = False,
         like: Like = "vllm-v2",
+        compile: bool = False,
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
@@ -133,6 +138,8 @@ class Engine:
         if tree is not None and drafter is not None:
             assert tree.depth == num_speculative_tokens
             check_drafts_trees(target, drafter)
+        if compile and target.device.type == "cpu":
+            check_compiler()
         for module in (target.model, None if drafter is None else drafter.module):
             if module is not None:
                 fuse(module)
@@ -152,10 +159,12 @@ class Engine:
         self.eager = eager
         self.estimates = estimates
         self.like: Like = like
+        self.compile = compile and target.device.type == "cpu"
         self._capacity = 0  # positions of a slot, once reserved
         self._reach = 0  # tokens of the longest sequence in the last step, its drafts included
         self._running: dict[int, Request] = {}  # what the batch was made for
         self._batch: Batch | None = None
+        self._rows: list[int] = []  # the slots of its rows, −1 for none
 
     @torch.inference_mode()
     @explains_memory
@@ -330,9 +339,11 @@ class Engine:
             self.draft_sampling.min_confidence, self.estimates, may_look(self.target),
         )  # fmt: skip
         rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)
-        self._rounds: Rounds | GraphedRounds = rounds
+        self._rounds: Rounds | GraphedRounds | CompiledRounds = rounds
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
+        elif self.compile and not self.eager:
+            self._rounds = CompiledRounds(rounds, capacity)
         self._capacity = capacity
 
     @property
@@ -342,7 +353,7 @@ class Engine:
 
     def _positions(self, length: int) -> int:
         """Those of a slot that sequences of `length` tokens take: a round may overshoot the end."""
-        return length + self._span + 1
+        return length + self._span + 1 + self.compile  # and compiled rounds have one entry for rows that are not there
 
     def _has_room(self, length: int) -> bool:
         return self._positions(length) <= self._capacity
@@ -372,13 +383,13 @@ class Engine:
         self.generate([replace(request, max_new_tokens=min(few, room(len(request.prompt)))) for request in prompts])
         limit = self._limit
         modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
-        ways = {Batch.of({0: one}, self.draft_sampling, torch.device("cpu"), 1).kind: one for one in requests}.values()
+        ways = {Batch.of({0: one}, self.draft_sampling, torch.device("cpu")).kind: one for one in requests}.values()
         mixes = [mix for count in range(1, len(ways) + 1) for mix in combinations(ways, count)]
         for sequences in self._batch_sizes():
-            k, size = self._k_for(sequences), self._rounds.size(sequences)
+            k, rows = self._k_for(sequences), self._rounds.rows(range(sequences))
             for mix in mixes:
                 running = dict(enumerate(islice(cycle(mix), sequences)))
-                vacant = Batch.of(running, self.draft_sampling, self.target.device, size).vacant()  # leaves no trace
+                vacant = Batch.of(running, self.draft_sampling, self.target.device, rows).vacant()  # leaves no trace
                 for drafting in modes:
                     self._rounds.run(vacant, k, self._capacity, drafting=drafting)
 
@@ -437,7 +448,8 @@ class Engine:
         reach = k if self.tree is None else self._span
         packed = self._rounds.run(self._batch_of(active), k, longest + reach, drafting=drafting)
         found = outcomes(packed, k) if self.tree is None else tree_outcomes(packed, k)
-        for generation, outcome in zip(active.values(), found, strict=False):  # vacant rows come last
+        taken = (outcome for outcome, slot in zip(found, self._rows, strict=True) if slot >= 0)
+        for generation, outcome in zip(active.values(), taken, strict=True):
             if outcome.broken is not None:
                 raise self._broken(outcome.broken, generation, outcome.proposal)
             self._record(generation, outcome, beyond=not drafting and k > 0)
@@ -472,8 +484,8 @@ class Engine:
         """The batch of the active slots, made anew only when they or their requests have changed."""
         running = {slot: generation.request for slot, generation in active.items()}
         if self._batch is None or self._running != running:
-            size = self._rounds.size(len(running))
-            self._batch = Batch.of(running, self.draft_sampling, self.target.device, size)
+            self._rows = self._rounds.rows(sorted(running))
+            self._batch = Batch.of(running, self.draft_sampling, self.target.device, self._rows)
             self._running = running
         return self._batch
 

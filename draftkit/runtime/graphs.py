@@ -7,7 +7,7 @@ its first use; its inputs are copied in only when the batch has changed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -45,9 +45,10 @@ class GraphedRounds:
         self._captured: dict[tuple[object, ...], _Captured] = {}
         self._failed = False
 
-    def size(self, sequences: int) -> int:
-        """The next power of two, or the number of slots: few sizes, few graphs."""
-        return min(1 << (sequences - 1).bit_length(), self._num_slots)
+    def rows(self, slots: Sequence[int]) -> list[int]:
+        """As many as the next power of two, or the number of slots: few sizes, few graphs."""
+        size = min(1 << (len(slots) - 1).bit_length(), self._num_slots)
+        return [*slots, *[-1] * (size - len(slots))]
 
     def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
         """`Rounds.run`; the tensor that it returns is overwritten by the next round of the same kind."""

@@ -74,7 +74,7 @@ class Growth(ABC):
     def _beside(self, tokens: Tensor, parents: Tensor, kept: Tensor) -> Frontier:
         """A frontier that sees what `kept` [B, W] of the frontier before have seen, and itself."""
         before, width = self._frontier, tokens.shape[1]
-        own = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
+        own = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(tokens.shape[0], -1, -1)
         depths = tokens.new_full((width,), 0 if before is None else int(len(self._levels) - 1))
         if before is not None:
             own = torch.cat((before.visible.take_along_dim(kept[:, :, None], 1), own), dim=2)
@@ -99,7 +99,7 @@ class BeamGrowth(Growth):
     def children(self, values: Tensor, tokens: Tensor) -> Frontier:
         shape = self.shape
         values, tokens = _exactly(shape.children, values, tokens)
-        batch = len(values)
+        batch = values.shape[0]
         number = tokens.new_full((batch, 1), -1) if self._number is None else self._number
         if shape.products:
             before = values.new_ones(batch, 1) if self._scores is None else self._scores
@@ -120,7 +120,7 @@ class BeamGrowth(Growth):
         tokens, parents, scores = (torch.cat(columns, dim=1) for columns in zip(*self._levels, strict=True))
         kept = _descending(scores)[:, : self.shape.nodes].sort(1).values
         there = scores.gather(1, kept) > (0 if self.shape.products else -torch.inf)
-        row = torch.zeros(len(kept), scores.shape[1] + 1, dtype=kept.dtype, device=kept.device)
+        row = torch.zeros(kept.shape[0], scores.shape[1] + 1, dtype=kept.dtype, device=kept.device)
         rows = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
         row.scatter_(1, kept + 1, rows)  # by number + 1, the root's is 0
         return Tree(tokens.gather(1, kept), torch.where(there, row.gather(1, parents.gather(1, kept) + 1), -1))
@@ -147,7 +147,7 @@ class ChoicesGrowth(Growth):
         tokens = tokens.expand(-1, before, -1).flatten(1)[:, columns]
         self._levels.append(_Scored(tokens, tokens, scores))
         self._scores = scores[:, inner]
-        parents = (columns // children)[inner].expand(len(tokens), -1)
+        parents = (columns // children)[inner].expand(tokens.shape[0], -1)
         return self._beside(tokens[:, inner], parents, parents)
 
     def tree(self) -> Tree:

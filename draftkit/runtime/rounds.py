@@ -181,9 +181,9 @@ class Rounds:
         self.estimates = estimates
         self.trims = trims and bool(min_confidence)
 
-    def size(self, sequences: int) -> int:
-        """The rows of a batch of so many sequences."""
-        return sequences
+    def rows(self, slots: Sequence[int]) -> list[int]:
+        """The slots of a batch's rows for sequences in `slots`, ascending; −1 in a row without a sequence."""
+        return list(slots)
 
     @torch.inference_mode()
     def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
@@ -199,7 +199,10 @@ class Rounds:
             coupled = self.mode == "coupled"
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
         watched = _Watched(draw, estimates=self.estimates)
-        proposed = self._propose(slots, length, k, watched) if drafting else Proposal(slots.new_zeros(len(slots), k))
+        if drafting:
+            proposed = self._propose(slots, length, k, watched)
+        else:
+            proposed = Proposal(slots.new_zeros(slots.shape[0], k))
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
         most = int(lengths.max()) if self.trims else k
         logits = self._score(slots, proposed.tokens[:, :most], length)
@@ -239,7 +242,7 @@ class Rounds:
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
         if self.drafter is None:
-            return Proposal(self.state.tokens.new_empty(len(slots), 0))
+            return Proposal(self.state.tokens.new_empty(slots.shape[0], 0))
         tokens, lengths, confidences = self.drafter.propose(self.committed(slots, length), max(k, 1), draw)
         if self.min_confidence:
             lengths = self._confident(lengths, confidences)

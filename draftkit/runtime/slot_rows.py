@@ -117,6 +117,10 @@ class SlotRows:
             else (slots.expand_as(self.positions)[self.present], self.positions[self.present])
         )
 
+    def kept(self, of_rows: Tensor) -> Tensor:
+        """What is stored of rows [B, T, …], as `entries` are."""
+        return of_rows if self.complete else of_rows[self.present]
+
     def of_sequences(self, pool: Tensor) -> Tensor:
         """The sequences' part [B, …] of a pool [S, …]: a view where their slots are consecutive."""
         part = self._part
@@ -144,14 +148,14 @@ class SlotRows:
         beginning are seen besides the window. `chunk`: nothing before a row's own chunk of so many positions. Rows that
         are not there may look anywhere; what they see is not used.
         """
-        key = length, window, repeats, dtype, bidirectional, anchored, chunk, sink_tokens
+        key = str(length), window, repeats, dtype, bidirectional, anchored, chunk, sink_tokens
         if key not in self._biases and self.branches is not None:
             assert (bidirectional, anchored) == (False, False), "a block has no branches"
             hidden = self._hidden(self.branches, length, window, chunk, sink_tokens).repeat(1, repeats, 1)[:, None]
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
-            row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
+            row = self.positions[:, None].expand(-1, repeats, -1).reshape(self.slots.shape[0], 1, -1, 1)
             hidden = index > (row.amax(2, keepdim=True).expand_as(row) if bidirectional else row)
             if window is not None:
                 before = index <= (row[:, :, :1] if anchored else row) - window

@@ -69,7 +69,7 @@ class TreeRounds(Rounds):
 
     def _bare(self, slots: Tensor) -> Tree:
         """A tree of no nodes."""
-        none = slots.new_zeros(len(slots), self.tree.nodes)
+        none = slots.new_zeros(slots.shape[0], self.tree.nodes)
         return Tree(none, none - 1)
 
     def _score_tree(self, slots: Tensor, tree: Tree, ancestors: Tensor, length: int) -> Tensor:

@@ -183,7 +183,7 @@ def verify_block(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, 
 
 def _prefix_weights(target: Tensor, draft: Tensor) -> Tensor:
     """w_0 = 1 and w_i = min(1, w_{i−1}·p(d_i) / q(d_i)): float32 [B, K+1], from both probabilities [B, K]."""
-    weights = [target.new_ones(len(target))]
+    weights = [target.new_ones(target.shape[0])]
     for p, q in zip(target.unbind(1), draft.unbind(1), strict=True):
         joint = weights[-1] * p
         weights.append(torch.where(joint < q, joint / q, (joint > 0).float()))

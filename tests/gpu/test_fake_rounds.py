@@ -128,7 +128,7 @@ def test_no_round_of_a_tree_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None
             list(prefilled(made, [(5, 6)]))
         for sampling in (GREEDY, CUT):
             requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
-            batch = Batch.of(requests, made.draft_sampling, made.target.device, 2)
+            batch = Batch.of(requests, made.draft_sampling, made.target.device)
             made._rounds.run(batch, made.k, LENGTH)
             work = gpu.during(lambda batch=batch, made=made: made._rounds.run(batch, made.k, LENGTH))
             assert any(launch.variant for launch in work.launches)
@@ -144,7 +144,7 @@ def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, Samp
     rates = torch.tensor(SyntheticAcceptance.of_length(2, K).conditional, device=made.target.device)
     for mode, sampling in cases:
         requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
-        batch = Batch.of(requests, made.draft_sampling, made.target.device, 2)
+        batch = Batch.of(requests, made.draft_sampling, made.target.device)
         rounds.mode = mode if made.k else "rejection"
         rounds.rates = rates if mode == "synthetic" else None
         work = gpu.during(lambda batch=batch: rounds.run(batch, made.k, LENGTH))
@@ -155,7 +155,7 @@ def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, Samp
 
 def test_a_batch_is_one_upload(gpu: Recorder) -> None:
     requests = {slot: Request(str(slot), (5, 6), 4, CUT) for slot in (0, 2)}
-    work = gpu.during(lambda: Batch.of(requests, DraftSampling("probabilistic"), torch.device("cuda"), 3))
+    work = gpu.during(lambda: Batch.of(requests, DraftSampling("probabilistic"), torch.device("cuda"), [0, 2, -1]))
     assert len(work.uploads) == 1
 
 

@@ -89,7 +89,7 @@ def run(engine: Engine, sequences: int, length: int = 60) -> None:
 
 def batch_of(engine: Engine, sequences: int) -> Batch:
     running = {slot: Request(str(slot), (5, 6), 4, CUT) for slot in range(sequences)}
-    return Batch.of(running, engine.draft_sampling, engine.target.device, engine._rounds.size(sequences))
+    return Batch.of(running, engine.draft_sampling, engine.target.device, engine._rounds.rows(range(sequences)))
 
 
 @pytest.mark.slow

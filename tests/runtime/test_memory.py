@@ -134,7 +134,7 @@ def test_a_capture_without_memory_is_no_reason_to_run_without_graphs() -> None:
         return lambda: torch.ones(1)
 
     sampling = SamplingParameters()
-    batch = Batch.of({0: Request("0", (5, 6), 4, sampling)}, DraftSampling(), torch.device("cpu"), 1)
+    batch = Batch.of({0: Request("0", (5, 6), 4, sampling)}, DraftSampling(), torch.device("cpu"))
     target = Target(zoo_target())
     state = SlotState.empty(1, 1, 0, torch.device("cpu"), torch.float32)
     rounds = GraphedRounds(Rounds(target, None, SlotCache(1, 8), state, "rejection", None), 1, 8, capture)

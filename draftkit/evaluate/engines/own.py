@@ -29,6 +29,7 @@ from draftkit.loading import load_drafter
 from draftkit.results.cell import Cell, Predicted
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
+from draftkit.runtime.compiled.programs import check_compiler
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens, check_drafts_trees
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
@@ -55,6 +56,8 @@ class OwnEngine(BaseEngine):
     def check(self, job: Job) -> None:
         super().check(job)
         job.opened_target.require_runtime(BY_VLLM)
+        if job.sweep.first.compile:
+            check_compiler()
         _check_contexts(job)
 
     def open(self, on_progress: PromptProgress) -> None:

@@ -112,7 +112,7 @@ class DFlashDrafter:
         first = committed.start + committed.counts - 1
         rows = k + 1 if self.fill_in else k
         positions = first[:, None] + torch.arange(rows, device=anchor.device)
-        masks = anchor.new_full((len(anchor), rows - 1), self.model.spec.parallel.mask_token_id)
+        masks = anchor.new_full((anchor.shape[0], rows - 1), self.model.spec.parallel.mask_token_id)
         hidden = self.model.embed(torch.cat((anchor, masks), dim=1), self.dtype)
         return self.model(hidden, positions, kv=self.cache.rows(committed.slots, positions, committed.length))
 

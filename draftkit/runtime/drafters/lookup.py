@@ -88,7 +88,7 @@ class LookupDrafter(ABC):
         return self.context[committed.slots, : committed.length], committed.start + committed.counts
 
     def _only(self, tokens: Tensor) -> Tensor:
-        logits = torch.full((len(tokens), self.vocab_size), -torch.inf, device=tokens.device)
+        logits = torch.full((tokens.shape[0], self.vocab_size), -torch.inf, device=tokens.device)
         return logits.scatter_(1, tokens[:, None], 0.0)
 
 

@@ -105,8 +105,10 @@ def exponential(stream: Stream, size: int) -> Tensor:
     The small ones, which win races, have full relative precision.
     """
     shape, purpose = stream.positions.shape, stream.purpose
-    rows = max(CACHED // size, 1) if stream.positions.device.type == "cpu" else max(stream.positions.numel(), 1)
-    seeds, positions, origins = (column.flatten().split(rows) for column in stream[:3])
+    flat = Stream(stream.seeds.flatten(), stream.positions.flatten(), stream.origins.flatten(), purpose)
+    if flat.positions.device.type != "cpu" or torch.compiler.is_exporting():  # to be compiled into one step
+        return _exponential_rows(flat, size).reshape(*shape, size)
+    seeds, positions, origins = (column.split(max(CACHED // size, 1)) for column in flat[:3])
     pieces = (Stream(*columns, purpose) for columns in zip(seeds, positions, origins, strict=True))
     return torch.cat([_exponential_rows(piece, size) for piece in pieces]).reshape(*shape, size)
 

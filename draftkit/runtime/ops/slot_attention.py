@@ -153,7 +153,7 @@ def _written_out(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scor
     if scoring.sinks is not None:
         rows = query.shape[1] * query.shape[2] // len(scoring.sinks)
         column = scoring.sinks.to(scores.dtype).repeat_interleave(rows).view(1, *query.shape[1:3], 1)
-        scores = torch.cat((scores, column.expand(len(query), -1, -1, -1)), dim=-1)
+        scores = torch.cat((scores, column.expand(query.shape[0], -1, -1, -1)), dim=-1)
     weights = scores.float().softmax(-1)[..., :length]
     return weights.to(values.dtype) @ values
 

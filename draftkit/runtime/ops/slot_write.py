@@ -24,11 +24,8 @@ def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRo
 
 def write_reference(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:
     slots, positions = rows.entries
-    key, value = key.transpose(1, 2), value.transpose(1, 2)
-    if not rows.complete:
-        key, value = key[rows.present], value[rows.present]
-    keys[slots, :, positions] = key
-    values[slots, :, positions] = value
+    keys[slots, :, positions] = rows.kept(key.transpose(1, 2))
+    values[slots, :, positions] = rows.kept(value.transpose(1, 2))
 
 
 def _write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:

@@ -1,0 +1,124 @@
+"""Programs that inductor makes ahead of time, kept between processes.
+
+A program has no weights: it is given those of the model that is loaded, packed ones as they are, so that nothing is
+there twice. What is kept is a shared library of the machine's own instructions, under a digest of all that it follows
+from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import transformers
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from draftkit.errors import DraftkitError
+from draftkit.io.kept import code_digest, kept_folder
+
+ROOMS = ("models", "runtime", "targets")  # draftkit's code that is traced
+OPTIONS = {
+    "size_asserts": False,  # inputs are of one origin
+    "aot_inductor.package_constants_in_so": False,
+}
+
+_log = logging.getLogger(__name__)
+
+
+class Program:
+    """A compiled function of a list of tensors, with `weights` called w0, w1, …"""
+
+    def __init__(self, file: Path, weights: Sequence[Tensor]):
+        model = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+        own = {f"w{number}": weight for number, weight in enumerate(weights)}
+        names = model.get_constant_fqns()
+        if unknown := [name for name in names if name not in own]:
+            raise RuntimeError(f"the program has constants of its own ({', '.join(unknown[:3])})")
+        model.load_constants({name: own[name] for name in names}, check_full_update=True, user_managed=True)
+        self._model, self._run = model, model.loader.boxed_run
+
+    def __call__(self, inputs: list[Tensor]) -> Tensor:
+        (out,) = self._run(inputs)
+        return out
+
+
+def check_compiler() -> None:
+    """Raise `DraftkitError` without a C++ compiler that inductor can call."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # imports much
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        found = get_cpp_compiler()
+    except InvalidCxxCompiler:
+        found = None
+    if found is None or shutil.which(found) is None:
+        raise DraftkitError(
+            f"rounds cannot be compiled: there is no C++ compiler{f' {found}' if found else ''}",
+            expected="g++ or clang++",
+            hint="install one (apt install g++), name yours by CXX=…, or leave out --compile",
+        )
+
+
+def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Tensor], *, what: str) -> Program:
+    """The program that is kept under `key`, and the machine it is for; else `trace` is compiled, and kept where that
+    can be done. `what` is named while that lasts. Raises what torch raises where it cannot be compiled."""
+    file = kept_folder("programs") / f"{_digest(key)}.pt2"
+    if file.is_file():
+        with suppress(RuntimeError):  # it is damaged
+            return Program(file, weights)
+    _log.warning("compiling rounds of %s: a minute or so, then kept in %s", what, file.parent)
+    began = time.perf_counter()
+    with TemporaryDirectory() as folder, _quiet():
+        made = torch._inductor.aoti_compile_and_package(
+            trace(), package_path=f"{folder}/program.pt2", inductor_configs=OPTIONS
+        )
+        _log.warning("compiled in %.0f s", time.perf_counter() - began)
+        return Program(_kept(Path(made), file), weights)
+
+
+def _digest(key: str) -> str:
+    decides = [key, code_digest(*ROOMS), torch.__version__, transformers.__version__, _machine()]
+    return hashlib.sha256("\0".join([*decides, str(torch.get_num_threads())]).encode()).hexdigest()
+
+
+@cache
+def _machine() -> str:
+    """What this machine's processor can do."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _kept(made: Path, file: Path) -> Path:
+    """The file, once what was made is moved to it; what was made, where that cannot be done."""
+    scratch = file.with_suffix(f".{secrets.token_hex(8)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, scratch)
+        os.replace(scratch, file)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        return made
+    return file
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of torch's compiler about its own parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

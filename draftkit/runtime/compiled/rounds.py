@@ -1,0 +1,88 @@
+"""Rounds run by compiled programs, one for each kind of batch and K, made at its first use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from draftkit.runtime.batch import Batch
+from draftkit.runtime.compiled.inventory import Inventory
+from draftkit.runtime.compiled.programs import Program, program
+from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
+from draftkit.runtime.rounds import Rounds
+
+# What torch and transformers raise where something cannot be traced or compiled.
+FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, KeyError, NotImplementedError)
+
+_log = logging.getLogger(__name__)
+
+
+class CompiledRounds:
+    """`Rounds` with the same results. The last entry of their caches is that of rows that are not there."""
+
+    def __init__(self, rounds: Rounds, capacity: int):
+        self._rounds = rounds
+        self._reach = torch.empty(capacity)
+        self._programs: dict[Kind, Program | None] = {}  # None for what cannot be compiled
+        self._held: tuple[Batch, list[Tensor]] | None = None  # the last batch, and the inputs that go with it
+
+    def rows(self, slots: Sequence[int]) -> list[int]:
+        """The slots of rows from the first to the last that is taken, −1 for what is free: pools are read in place."""
+        return [slot if slot in slots else -1 for slot in range(min(slots), max(slots) + 1)]
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
+        """`Rounds.run`."""
+        kind = Kind.of(batch, k, drafting)
+        if kind not in self._programs:
+            self._programs[kind] = self._prepared(batch, kind, length)
+        chosen = self._programs[kind]
+        if chosen is None:
+            return self._rounds.run(batch, k, length, drafting=drafting)
+        return chosen([self._reach[:length], *self._inputs(batch)])
+
+    def _inputs(self, batch: Batch) -> list[Tensor]:
+        """All inputs but the first."""
+        if self._held is None or self._held[0] is not batch:
+            inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
+            pools = [pool for pools in inputs.pools for pair in pools for pool in pair]
+            self._held = batch, [inputs.slots, *inputs.columns, *inputs.state, *pools]
+            self._note_written(batch)
+        return self._held[1]
+
+    def _note_written(self, batch: Batch) -> None:
+        """Nobody counts what a program stores in a slot: it may be everything."""
+        for stored in caches_of(self._rounds):
+            for slot in batch.slots.tolist():
+                if slot >= 0:
+                    stored.written[slot] = stored.capacity
+
+    def _prepared(self, batch: Batch, kind: Kind, length: int) -> Program | None:
+        """The program of a kind of batch; None, and a warning, where there is none."""
+        self._rounds.run(batch.vacant(), kind.k, length, drafting=kind.drafting)  # makes the pools that are not there
+        inventory = Inventory(self._rounds)
+        weights = list(inventory.weights.values())
+        inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
+        try:
+            return program(
+                f"{inventory.digest} {kind}  {kind.flags} {kind.drafting}",
+                lambda: trace(self._rounds, batch, inputs, kind, weights),
+                weights,
+                what=str(kind),
+            )
+        except FAILURES as error:
+            _warn_once(f"rounds of {kind} are not compiled, and slower: {_line(error)}")
+            return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:200]

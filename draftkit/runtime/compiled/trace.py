@@ -1,0 +1,215 @@
+"""A round as a function of tensors, and the trace of it.
+
+What lives longer than a round is given to the program: the states of slots and the pools of caches, which it changes in
+place, and the weights. S slots, B sequences, K draft tokens, C entries of a slot, L positions that a round reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from draftkit.runtime.batch import Batch, SamplingTensors
+from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.rounds import Rounds, SlotState
+from draftkit.runtime.slot_rows import SlotRows
+
+Pools = list[tuple[Tensor, Tensor]]
+
+# Sizes of example inputs, which a program does not keep: it is scheduled for their order of magnitude.
+SEQUENCES, SLOTS, ENTRIES, REACHED = 7, 13, 521, 257
+
+
+class RoundInputs(NamedTuple):
+    """`reach` [L] of any values tells by its length which positions a round may reach; `slots` and `columns` [B] are
+    those of a batch, `state` the tensors of `SlotState`, `pools` those of the batch's sequences, one list for each
+    cache, [B, G, C, D]."""
+
+    reach: Tensor
+    slots: Tensor
+    columns: list[Tensor]
+    state: list[Tensor]
+    pools: list[Pools]
+
+    @classmethod
+    def of(cls, batch: Batch, state: SlotState, caches: Sequence[SlotCache], reach: Tensor) -> RoundInputs:
+        first = max(int(batch.slots[0]), 0)
+        span = slice(first, first + len(batch.slots))
+        pools = [[(keys[span], values[span]) for keys, values in cache.layers.values()] for cache in caches]
+        columns = [*batch.target[:-1], *batch.draft[:-1]]
+        return cls(reach, batch.slots, columns, [*vars(state).values()], pools)
+
+    def example(self, sequences: int) -> RoundInputs:
+        """Inputs of made-up sizes for so many sequences."""
+
+        def sized(*sizes: int, like: Tensor) -> Tensor:
+            return torch.empty(*sizes, *like.shape[len(sizes) :], dtype=like.dtype)
+
+        def pool(like: Tensor) -> Tensor:
+            return torch.empty(sequences, like.shape[1], ENTRIES, like.shape[3], dtype=like.dtype)
+
+        return RoundInputs(
+            reach=torch.empty(REACHED),
+            slots=sized(sequences, like=self.slots),
+            columns=[sized(sequences, like=column) for column in self.columns],
+            state=[sized(SLOTS, like=tensor) for tensor in self.state],
+            pools=[[(pool(keys), pool(values)) for keys, values in pools] for pools in self.pools],
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides the operations of a round: `alone` is a batch of one sequence; `flags` those of `Batch.kind`."""
+
+    alone: bool
+    flags: tuple[bool, ...]
+    k: int
+    drafting: bool
+
+    @classmethod
+    def of(cls, batch: Batch, k: int, drafting: bool) -> Kind:
+        count, *flags = batch.kind
+        return cls(count == 1, tuple(flags), k, drafting)
+
+    def __str__(self) -> str:
+        together = "one sequence" if self.alone else "several sequences"
+        return f"{together}, {f'K = {self.k}' if self.k else 'plain decoding'}"
+
+
+def trace(rounds: Rounds, batch: Batch, inputs: RoundInputs, kind: Kind, weights: Sequence[Tensor]) -> ExportedProgram:
+    """The trace of `rounds.run` of batches like `batch`, whose `weights` are called w0, w1, … in it.
+
+    Raises what torch raises where something looks at a value on the host, or cannot be traced for another reason;
+    `NotImplementedError` where a drafter has a memory of another kind.
+    """
+    any_size = Dim.DYNAMIC
+    together = {} if kind.alone else {0: any_size}
+    shapes = (
+        {0: any_size},
+        together,
+        [together] * len(inputs.columns),
+        [{0: any_size}] * len(inputs.state),
+        [[({**together, 2: any_size},) * 2] * len(pools) for pools in inputs.pools],
+    )
+    with torch.inference_mode(False), torch.no_grad():
+        example = inputs.example(1 if kind.alone else SEQUENCES)
+        traced = export(_Round(rounds, batch, kind, weights), tuple(example), dynamic_shapes=shapes, strict=False)
+    if traced.graph_signature.buffers_to_mutate:
+        raise NotImplementedError("the drafter keeps something of a sequence beside its caches")
+    return traced
+
+
+class _Round(nn.Module):
+    """`Rounds.run` as a module: its buffers are the weights, its arguments `RoundInputs`."""
+
+    def __init__(self, rounds: Rounds, batch: Batch, kind: Kind, weights: Sequence[Tensor]):
+        super().__init__()
+        self._rounds, self._batch, self._kind, self._weights = rounds, batch, kind, weights
+        for number, weight in enumerate(weights):
+            self.register_buffer(f"w{number}", _stand_in(weight))
+
+    def forward(
+        self, reach: Tensor, slots: Tensor, columns: list[Tensor], state: list[Tensor], pools: list[Pools]
+    ) -> Tensor:
+        half = len(columns) // 2
+        batch = replace(
+            self._batch,
+            slots=slots,
+            target=SamplingTensors._make([*columns[:half], self._batch.target.truncates]),
+            draft=SamplingTensors._make([*columns[half:], self._batch.draft.truncates]),
+        )
+        rounds = copy(self._rounds)
+        caches = [_TracedCache(cache, own) for cache, own in zip(caches_of(rounds), pools, strict=True)]
+        rounds.cache, rounds.state, rounds.trims = caches[0], SlotState(*state), False
+        run: Any = type(rounds).run.__wrapped__  # type: ignore[attr-defined]  # without its inference mode
+        given = {id(weight): getattr(self, f"w{number}") for number, weight in enumerate(self._weights)}
+        with _drafting_in(rounds, caches[1:]), _Given(given):
+            return run(rounds, batch, self._kind.k, reach.shape[0], drafting=self._kind.drafting)
+
+
+def caches_of(rounds: Rounds) -> list[SlotCache]:
+    """The caches that rounds store in: the target's, and those of the drafter."""
+    return [rounds.cache, *_own_caches(rounds.drafter).values()]
+
+
+def _own_caches(drafter: object) -> dict[str, SlotCache]:
+    kept: Mapping[str, Any] = {} if drafter is None else vars(drafter)
+    return {name: value for name, value in kept.items() if isinstance(value, SlotCache)}
+
+
+@contextmanager
+def _drafting_in(rounds: Rounds, caches: Sequence[SlotCache]) -> Iterator[None]:
+    """Let the drafter store in other caches while the body runs."""
+    own = _own_caches(rounds.drafter)
+    try:
+        for name, cache in zip(own, caches, strict=True):
+            setattr(rounds.drafter, name, cache)
+        yield
+    finally:
+        for name, cache in own.items():
+            setattr(rounds.drafter, name, cache)
+
+
+def _stand_in(weight: Tensor) -> Tensor:
+    """The weight, or memory that nothing touches in the place of one whose layout is oneDNN's own."""
+    return torch.empty(weight.shape, dtype=weight.dtype) if weight.is_mkldnn else weight
+
+
+class _Given(TorchFunctionMode):
+    """Operations are given other tensors in the place of some, by the ids of these."""
+
+    def __init__(self, given: Mapping[int, Tensor]):
+        self._given = given
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is Tensor.take_along_dim:
+            function = _take_along_dim
+        return function(*tree_map(self._instead, args), **tree_map(self._instead, kwargs or {}))
+
+    def _instead(self, argument: Any) -> Any:
+        return self._given.get(id(argument), argument) if isinstance(argument, Tensor) else argument
+
+
+def _take_along_dim(values: Tensor, index: Tensor, dim: int) -> Tensor:
+    """`Tensor.take_along_dim` with sizes that a trace leaves open, where torch's own makes them constants."""
+    sizes = [index.shape[d] if d == dim else values.shape[d] for d in range(values.dim())]
+    return values.gather(dim, index.expand(sizes))
+
+
+class _TracedCache(SlotCache):
+    """A cache whose pools have the batch's sequences alone, in the order of the batch."""
+
+    def __init__(self, own: SlotCache, pools: Pools):
+        super().__init__(0, 0)
+        self.layers = dict(zip(own.layers, pools, strict=True))
+
+    def rows(self, slots: Tensor, positions: Tensor, length: int, *, prompt: bool = False) -> CacheRows:
+        return CacheRows(self, _TracedRows(slots, positions), length, [])
+
+
+class _TracedRows(SlotRows):
+    """Rows whose values nobody looks at: those that are not there are stored in the last entry, which is never read."""
+
+    complete = False
+
+    @property
+    def entries(self) -> tuple[Tensor, Tensor]:
+        index = torch.arange(self.slots.shape[0], device=self.slots.device)
+        return index[:, None], torch.where(self.present, self.positions, -1)
+
+    def kept(self, of_rows: Tensor) -> Tensor:
+        return of_rows
+
+    def of_sequences(self, pool: Tensor) -> Tensor:
+        return pool
