@@ -1,7 +1,7 @@
 """Tokens per second on the CPU: draftkit's runtime, transformers and vLLM, on the embedded models or any target.
 
 `python -m scripts.bench.runtime [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
-`python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--dataset mt-bench] [--out F]`
+`python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--compile] [--out F]`
 `python -m scripts.bench.runtime --latency 8 64`
 
 All tools generate greedily from the same token ids in the same dtype with the same number of threads, their prompts
@@ -162,7 +162,8 @@ class Bench:
     def engine(self, draft: Draft | None, k: int, batch: int) -> Engine:
         drafter = None if draft is None else load_drafter(draft, self.model)
         target = Target(self.model, None if drafter is None else drafter.aux_layers)
-        return Engine(target, drafter, num_speculative_tokens=k, num_slots=batch)
+        compiled = self.options.compile
+        return Engine(target, drafter, num_speculative_tokens=k, num_slots=batch, compile=compiled)
 
     def draftkit(self, draft: Draft | None, k: int, batch: int) -> Run:
         engine = self.engine(draft, k, batch)
@@ -294,6 +295,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--k", type=int, nargs="+", default=(4,), help="draft tokens a round, each in rows of its own")
+    parser.add_argument("--compile", action="store_true", help="draftkit's rounds as compiled programs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled-only", action="store_true", help="vLLM as it comes, and not eager too")
     parser.add_argument("--out", type=Path, help="a JSON file that keeps the rows; the same command goes on with it")

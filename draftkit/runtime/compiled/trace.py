@@ -1,7 +1,8 @@
 """A round as a function of tensors, and the trace of it.
 
 What lives longer than a round is given to the program: the states of slots and the pools of caches, which it changes in
-place, and the weights. S slots, B sequences, K draft tokens, C entries of a slot, L positions that a round reaches.
+place, and the weights, among which is whatever else a drafter keeps. S slots, B sequences, K draft tokens, C entries of
+a slot, L positions that a round reaches.
 """
 
 from __future__ import annotations
@@ -88,8 +89,7 @@ class Kind:
 def trace(rounds: Rounds, batch: Batch, inputs: RoundInputs, kind: Kind, weights: Sequence[Tensor]) -> ExportedProgram:
     """The trace of `rounds.run` of batches like `batch`, whose `weights` are called w0, w1, … in it.
 
-    Raises what torch raises where something looks at a value on the host, or cannot be traced for another reason;
-    `NotImplementedError` where a drafter has a memory of another kind.
+    Raises what torch raises where something looks at a value on the host, or cannot be traced for another reason.
     """
     any_size = Dim.DYNAMIC
     together = {} if kind.alone else {0: any_size}
@@ -102,10 +102,7 @@ def trace(rounds: Rounds, batch: Batch, inputs: RoundInputs, kind: Kind, weights
     )
     with torch.inference_mode(False), torch.no_grad():
         example = inputs.example(1 if kind.alone else SEQUENCES)
-        traced = export(_Round(rounds, batch, kind, weights), tuple(example), dynamic_shapes=shapes, strict=False)
-    if traced.graph_signature.buffers_to_mutate:
-        raise NotImplementedError("the drafter keeps something of a sequence beside its caches")
-    return traced
+        return export(_Round(rounds, batch, kind, weights), tuple(example), dynamic_shapes=shapes, strict=False)
 
 
 class _Round(nn.Module):

@@ -1,0 +1,172 @@
+"""Rounds as compiled programs: what they give is what rounds give, whatever is drafted, at any size."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.engines.drafter_cases import CASES, Case, Load, eagle3, load, requests, sampled, target
+
+from draftkit.errors import DraftkitError
+from draftkit.requests import DraftSampling, Request
+from draftkit.runtime import engine as engine_module
+from draftkit.runtime.batch import Batch
+from draftkit.runtime.compiled import programs
+from draftkit.runtime.compiled import rounds as rounds_module
+from draftkit.runtime.compiled.inventory import Inventory
+from draftkit.runtime.compiled.rounds import CompiledRounds
+from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
+from draftkit.runtime.drafters.ngram import NgramDrafter
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.rounds import Rounds
+from draftkit.targets.target import Target
+
+__all__ = ["load"]
+
+torch.set_num_threads(1)
+
+K = 3
+NO_COMPILER = shutil.which("g++") is None and shutil.which("clang++") is None
+
+compiles = pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def engine(drafter: Drafter | None, *, compiled: bool = True, slots: int = 3, mode: str = "coupled") -> Engine:
+    k = 0 if drafter is None else K
+    own = Target(target(), drafter.aux_layers if drafter else None)
+    drafts = DraftSampling("probabilistic")
+    return Engine(
+        own, drafter, num_speculative_tokens=k, num_slots=slots, verification=mode, draft_sampling=drafts,
+        compile=compiled,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def traced(made: Engine, running: dict[int, Request]) -> torch.export.ExportedProgram:
+    """The trace of a round of an engine that has generated."""
+    rounds = made._rounds
+    assert isinstance(rounds, Rounds)
+    batch = Batch.of(running, made.draft_sampling, torch.device("cpu"))
+    rounds.run(batch.vacant(), made.k, 20)
+    inputs = RoundInputs.of(batch, made._state, caches_of(rounds), torch.empty(20))
+    weights = list(Inventory(rounds).weights.values())
+    return trace(rounds, batch, inputs, Kind.of(batch, made.k, drafting=True), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("asked", [requests, sampled], ids=["greedy", "sampled"])
+def test_a_round_of_every_family_can_be_traced_with_its_sizes_left_open(name: str, asked: object, load: Load) -> None:
+    drafter = CASES[name](load).drafter
+    made = engine(drafter, compiled=False, mode="rejection")
+    made.reserve(40)
+    program = traced(made, dict(enumerate(asked()[:2])))  # type: ignore[operator]
+    unknown = [name for name in program.constants if not name.startswith("w")]
+    assert not unknown  # else it would bring weights of its own
+
+
+def tokens_of(made: Engine, asked: tuple[Request, ...]) -> list[list[int]]:
+    return [generation.tokens for generation in made.generate(asked)]
+
+
+@compiles
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [requests, sampled], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "EAGLE-3"])
+def test_compiled_rounds_generate_the_same(
+    asked: object, drafts: bool, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where sequences end at different times, and a slot in the middle is free."""
+    drafter = eagle3(load).drafter if drafts else None
+    many = tuple(replace(one, id=f"{i} {one.id}") for i in range(2) for one in asked())  # type: ignore[operator]
+    expected = tokens_of(engine(drafter, compiled=False), many)
+    with caplog.at_level(logging.WARNING):
+        assert tokens_of(engine(drafter), many) == expected
+    told = [record.getMessage() for record in caplog.records]
+    assert not [line for line in told if "not compiled" in line]
+    made = [line for line in told if line.startswith("compiling")]
+    assert {"several sequences" in line for line in made} == {True, False}
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert tokens_of(engine(drafter), many) == expected
+    assert not [record for record in caplog.records if "compil" in record.getMessage()]  # they were kept
+
+
+@compiles
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["n-grams", "DSpark, recurrent", "P-EAGLE", "PARD-2"])
+def test_other_drafters_compile_too(name: str, load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    """One that keeps the text of each slot among them."""
+    if name == "n-grams":
+        drafter: Drafter = NgramDrafter(vocab_size=target().config.vocab_size, min_n=1, max_n=3)
+    else:
+        drafter = CASES[name](load).drafter
+    expected = tokens_of(engine(drafter, compiled=False, mode="rejection"), requests())
+    with caplog.at_level(logging.WARNING):
+        assert tokens_of(engine(drafter, mode="rejection"), requests()) == expected
+    assert not [record for record in caplog.records if "not compiled" in record.getMessage()]
+
+
+@compiles
+@pytest.mark.long
+def test_a_kept_program_that_is_damaged_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    expected = tokens_of(engine(None, slots=1), requests()[:1])
+    (file,) = programs.kept_folder("programs").glob("*.pt2")
+    file.write_bytes(file.read_bytes()[:1000])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert tokens_of(engine(None, slots=1), requests()[:1]) == expected
+    assert any(record.getMessage().startswith("compiling") for record in caplog.records)
+
+
+def test_what_cannot_be_compiled_runs_as_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise NotImplementedError("an operation without a meaning in a trace")
+
+    monkeypatch.setattr(engine_module, "check_compiler", lambda: None)
+    monkeypatch.setattr(rounds_module, "trace", fails)
+    expected = tokens_of(engine(None, compiled=False), requests())
+    made = engine(None)
+    with caplog.at_level(logging.WARNING):
+        assert tokens_of(made, requests()) == expected
+    assert isinstance(made._rounds, CompiledRounds)
+    assert any("are not compiled, and slower" in record.getMessage() for record in caplog.records)
+
+
+def test_without_a_compiler_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(DraftkitError, match=r"no C\+\+ compiler") as refused:
+        engine(None)
+    assert "--compile" in str(refused.value)
+
+
+@pytest.mark.parametrize(("taken", "rows"), [([2], [2]), ([0, 1], [0, 1]), ([1, 4], [1, -1, -1, 4])])
+def test_the_rows_of_a_batch_are_its_slots_from_the_first_to_the_last(taken: list[int], rows: list[int]) -> None:
+    assert CompiledRounds.rows(CompiledRounds.__new__(CompiledRounds), taken) == rows
+
+
+def test_weights_are_found_once_and_whatever_else_decides_is_in_the_digest(load: Load) -> None:
+    case: Case = eagle3(load)
+    made = engine(case.drafter, compiled=False)
+    made.reserve(20)
+    found = Inventory(made._rounds)
+    assert len({id(weight) for weight in found.weights.values()}) == len(found.weights)
+    parameters = {id(parameter) for parameter in vars(target().model.norm)["_parameters"].values()}
+    assert parameters <= {id(weight) for weight in found.weights.values()}
+    assert Inventory(made._rounds).digest == found.digest
+    made._rounds.estimates = True  # type: ignore[union-attr]
+    assert Inventory(made._rounds).digest != found.digest
