@@ -288,7 +288,7 @@ CompileOption = Annotated[
     bool,
     typer.Option(
         "--compile",
-        rich_help_panel=SPEED,
+        rich_help_panel=MACHINE,
         help="On a CPU, run rounds as compiled programs: faster, after a minute for each, and kept for the next time.",
     ),
 ]
