@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, cycle, islice
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
@@ -34,7 +35,6 @@ from draftkit.requests import (
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.compiled.programs import check_compiler
-from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.drafters.protocol import Drafter, Expands
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
@@ -49,6 +49,9 @@ from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.media import HELD, check_media
 from draftkit.targets.target import Target
+
+if TYPE_CHECKING:
+    from draftkit.runtime.compiled.rounds import CompiledRounds
 
 MAX_SPECULATIVE_TOKENS = 16
 
@@ -343,6 +346,8 @@ class Engine:
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         elif self.compile and not self.eager:
+            from draftkit.runtime.compiled.rounds import CompiledRounds  # imports much
+
             self._rounds = CompiledRounds(rounds, capacity)
         self._capacity = capacity
 

@@ -20,14 +20,17 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 from torch import Tensor
-from torch.export import ExportedProgram
 
 from draftkit.errors import DraftkitError
 from draftkit.io.kept import code_digest, kept_folder
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 ROOMS = ("models", "runtime", "targets")  # draftkit's code that is traced
 OPTIONS = {
@@ -42,7 +45,9 @@ class Program:
     """A compiled function of a list of tensors, with `weights` called w0, w1, …"""
 
     def __init__(self, file: Path, weights: Sequence[Tensor]):
-        model = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+        from torch._inductor import aoti_load_package  # imports much
+
+        model = aoti_load_package(str(file), run_single_threaded=True)
         own = {f"w{number}": weight for number, weight in enumerate(weights)}
         names = model.get_constant_fqns()
         if unknown := [name for name in names if name not in own]:
@@ -79,12 +84,12 @@ def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Te
     if file.is_file():
         with suppress(RuntimeError):  # it is damaged
             return Program(file, weights)
+    from torch._inductor import aoti_compile_and_package  # imports much
+
     _log.warning("compiling rounds of %s: a minute or so, then kept in %s", what, file.parent)
     began = time.perf_counter()
     with TemporaryDirectory() as folder, _quiet():
-        made = torch._inductor.aoti_compile_and_package(
-            trace(), package_path=f"{folder}/program.pt2", inductor_configs=OPTIONS
-        )
+        made = aoti_compile_and_package(trace(), package_path=f"{folder}/program.pt2", inductor_configs=OPTIONS)
         _log.warning("compiled in %.0f s", time.perf_counter() - began)
         return Program(_kept(Path(made), file), weights)
 
