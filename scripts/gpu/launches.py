@@ -74,7 +74,8 @@ Where draftkit must be slower than an engine that serves, and why:
   to 3.6 times the bytes. The 70B in NVFP4 above would take the 70B's row here.
 - with prompts coming in: a forward of up to 2,048 rows of prompts stands between rounds, as they are not in one forward
   with what is decoded; and it attends by torch's FlashAttention 2, than which FlashAttention 3 is 1.5 to 2 times as
-  fast on an H100 by its authors' figures (arXiv 2407.08608). Rounds themselves are not concerned.
+  fast on an H100 by its authors' figures (arXiv 2407.08608), or, where that does not know the attention (latents,
+  capped scores, sinks, windows), by the kernel of rounds. Rounds themselves are not concerned.
 - between rounds: the host reads what was accepted before it starts the next round, once a round, where others schedule
   one round ahead. That is tens of microseconds beside 3 to 6 ms of the 8B.
 """
