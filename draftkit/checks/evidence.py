@@ -104,7 +104,7 @@ class Asked:
     """The prompts of a measurement as the target sees them.
 
     `first_ids`: the tokens of the first one, `bos` the token that begins a sequence. `turns`: how many each has.
-    `masked`: the rows of `source` that hold a placeholder. `left_out`: those with parts that are not text.
+    `masked`: the rows of `source` that hold a placeholder. `left_out`: those with parts that are not used.
     """
 
     source: str

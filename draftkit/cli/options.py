@@ -230,7 +230,7 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         callback=_refuse_media,
-        help="Refuse rows with images or other parts that are not text; else they are left out and counted.",
+        help="Refuse rows with parts that are not used, as videos; else they are left out and counted.",
     ),
 ]
 
