@@ -202,16 +202,19 @@ def slices_table(cells: Sequence[Cell]) -> Table:
 
 
 def contexts_table(cells: Sequence[Cell]) -> Table:
-    """The acceptance length by context, and how far it is from that of the same prompts at the shortest."""
+    """The acceptance length by context, and how far it is from that of the same prompts at the shortest. Batches that
+    accept the same are told once."""
     table = named_table(
         "draft", "context", "prompts", "acceptance length", "against the shortest", title="acceptance length by context"
     )
-    labels = _labels(cells)
+    labels, rows = _labels(cells), dict[tuple[str, ...], None]()
     for cell in sorted(cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.context or 0)):
         shift = "" if cell.over_context is None else length(cell.over_context, signed=True)
         name = f"{labels[_draft(cell)]}: K={cell.num_speculative_tokens}, T={cell.temperature:g}"
         context = "as it is" if cell.context is None else f"{cell.context:,}"
-        table.add_row(name, context, str(cell.num_prompts), length(cell.acceptance_length), shift)
+        rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift] = None
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
