@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,8 +63,10 @@ def whole(recipe: nn.Module) -> Iterator[None]:
     layers = [group for group in groups if group is not recipe]
     for group in groups:
         group.unshard()
-    for layer in layers:
+    for before, layer in pairwise([recipe, *layers]):
         layer.set_reshard_after_forward(False, recurse=False)
+        # By itself a backward pass gathers ahead what ran before, be it here, which differs between processes.
+        layer.set_modules_to_backward_prefetch([before])
     try:
         yield
     finally:
