@@ -30,7 +30,7 @@ from draftkit.loading import open_target
 from draftkit.report.page.figures import all_figures
 from draftkit.report.page.page import page
 from draftkit.report.page.series import join
-from draftkit.report.terminal.tables import show_evaluation, show_speed_model
+from draftkit.report.terminal.tables import contexts_table, show_evaluation, show_speed_model
 from draftkit.results.cell import Cell, Interval, PromptRecord, Times
 from draftkit.results.contexts import falls, with_context_advice, with_shifts
 from draftkit.results.record import Result, SpeedModel, Speedup
@@ -343,6 +343,13 @@ def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: P
         assert {len(body["input_ids"]) for body in server.bodies} <= set(range(124, 133))
         messages = draftkit("eval", "--server", server.url, "--prompts", tmp_path / "prompts.jsonl", "--context", "9")
         assert "pass --target" in messages.err
+
+
+def test_batches_that_accept_the_same_stand_once_in_the_table_by_context() -> None:
+    cell, _ = sliced_cell()
+    cells = [replace(cell, context=context, concurrency=batch) for batch in (1, 8) for context in (128, 640)]
+    other = replace(cells[-1], num_prompts=23)
+    assert list(contexts_table([*cells, other]).columns[1].cells) == ["128", "640", "640"]
 
 
 @pytest.mark.parametrize(("trained", "told"), [(600, True), (1000, False), (None, False)])
