@@ -24,6 +24,7 @@ from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.rounds import Rounds
+from draftkit.runtime.tree_kinds import read_tree
 from draftkit.targets.target import Target
 
 __all__ = ["load"]
@@ -41,13 +42,16 @@ def own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def engine(drafter: Drafter | None, *, compiled: bool = True, slots: int = 3, mode: str = "coupled") -> Engine:
+def engine(
+    drafter: Drafter | None, *, compiled: bool = True, slots: int = 3, mode: str = "coupled", tree: str | None = None
+) -> Engine:
     k = 0 if drafter is None else K
+    branching = None if tree is None else read_tree(tree)
     own = Target(target(), drafter.aux_layers if drafter else None)
     drafts = DraftSampling("probabilistic")
     return Engine(
         own, drafter, num_speculative_tokens=k, num_slots=slots, verification=mode, draft_sampling=drafts,
-        compile=compiled,
+        tree=branching, compile=compiled,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -82,12 +86,9 @@ def tokens_of(made: Engine, asked: tuple[Request, ...]) -> list[list[int]]:
 @compiles
 @pytest.mark.long
 @pytest.mark.parametrize("asked", [requests, sampled], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "EAGLE-3"])
-def test_compiled_rounds_generate_the_same(
-    asked: object, drafts: bool, load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compiled_rounds_generate_the_same(asked: object, load: Load, caplog: pytest.LogCaptureFixture) -> None:
     """Also where sequences end at different times, and a slot in the middle is free."""
-    drafter = eagle3(load).drafter if drafts else None
+    drafter = eagle3(load).drafter
     many = tuple(replace(one, id=f"{i} {one.id}") for i in range(2) for one in asked())  # type: ignore[operator]
     expected = tokens_of(engine(drafter, compiled=False), many)
     with caplog.at_level(logging.WARNING):
@@ -104,16 +105,20 @@ def test_compiled_rounds_generate_the_same(
 
 @compiles
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["n-grams", "DSpark, recurrent", "P-EAGLE", "PARD-2"])
-def test_other_drafters_compile_too(name: str, load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    """One that keeps the text of each slot among them."""
+@pytest.mark.parametrize(
+    ("name", "tree"), [("n-grams", None), ("DSpark, recurrent", None), ("EAGLE-3", f"eagle:topk=2,depth={K},nodes=6")]
+)
+def test_other_rounds_are_compiled_too(
+    name: str, tree: str | None, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a drafter that keeps the text of each slot, and those that draft a tree, among them."""
     if name == "n-grams":
         drafter: Drafter = NgramDrafter(vocab_size=target().config.vocab_size, min_n=1, max_n=3)
     else:
         drafter = CASES[name](load).drafter
-    expected = tokens_of(engine(drafter, compiled=False, mode="rejection"), requests())
+    expected = tokens_of(engine(drafter, compiled=False, slots=1, tree=tree), requests())
     with caplog.at_level(logging.WARNING):
-        assert tokens_of(engine(drafter, mode="rejection"), requests()) == expected
+        assert tokens_of(engine(drafter, slots=1, tree=tree), requests()) == expected
     assert not [record for record in caplog.records if "not compiled" in record.getMessage()]
 
 

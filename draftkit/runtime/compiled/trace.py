@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.rounds import Rounds, SlotState
-from draftkit.runtime.slot_rows import SlotRows
+from draftkit.runtime.slot_rows import Branches, SlotRows
 
 Pools = list[tuple[Tensor, Tensor]]
 
@@ -193,6 +194,22 @@ class _TracedCache(SlotCache):
 
     def rows(self, slots: Tensor, positions: Tensor, length: int, *, prompt: bool = False) -> CacheRows:
         return CacheRows(self, _TracedRows(slots, positions), length, [])
+
+    def rows_of_tree(self, slots: Tensor, branches: Branches, length: int) -> CacheRows:
+        return CacheRows(self, _TracedRows(slots, branches.entries, branches=branches), length, [])
+
+    def keep_path(self, slots: Tensor, first: Tensor, path: Tensor) -> None:
+        index = torch.arange(path.shape[1], device=path.device).expand_as(path)
+        source, entries = first[:, None] + torch.where(path >= 0, path, index), first[:, None] + index
+        for keys, values in self.layers.values():
+            last = keys.shape[2] - 1
+            key, value = (_entries_of(pool, source.clamp(max=last)) for pool in (keys, values))
+            write(keys, values, key, value, _TracedRows(slots, entries.clamp(max=last)))
+
+
+def _entries_of(pool: Tensor, entries: Tensor) -> Tensor:
+    """What a pool [B, G, C, D] has at `entries` int64 [B, T]: [B, G, T, D]."""
+    return pool.gather(2, entries[:, None, :, None].expand(-1, pool.shape[1], -1, pool.shape[3]))
 
 
 class _TracedRows(SlotRows):
