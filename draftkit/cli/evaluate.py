@@ -343,6 +343,7 @@ def certify(
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
+    compile: CompileOption = False,
     trust_remote_code: TrustOption = False,
     engine: EngineOption = None,
     vllm_python: VllmPythonOption = None,
@@ -360,6 +361,7 @@ def certify(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, dtype=dtype, device=device,
         engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline, settings=settings,
         prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
+        compile=compile or None,
     )  # fmt: skip
     asked.sweep.require_certifiable()
     if out is not None and out.exists():

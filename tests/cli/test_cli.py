@@ -62,7 +62,8 @@ SURFACE = {
         "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts",
         "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
-        "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict",
+        "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
+        "--predict",
         "--tree-nodes", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
         "--for", "--json", "--csv",
     ],
@@ -73,8 +74,8 @@ SURFACE = {
     "published": ["[PAIR]", "--json"],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
-        "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--engine", "--vllm-python",
-        "--server", "--server-baseline", "--out", "--json",
+        "--concurrency", "--device", "--device-map", "--dtype", "--compile", "--trust-remote-code", "--engine",
+        "--vllm-python", "--server", "--server-baseline", "--out", "--json",
     ],
     "calibrate": [
         "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
