@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+from draftkit.errors import DraftkitError
+
 LEASE = 60.0  # seconds within which a live owner has written its claim anew
 FREE = b"free"
 
@@ -96,7 +98,7 @@ class Leases:
         finally:
             over.set()
             thread.join()
-            with suppress(OSError):  # where it cannot be reached, it ends by itself
+            with suppress(OSError, DraftkitError):  # where it cannot be reached, it ends by itself
                 self._objects.write(mine, _content(FREE)) if lasting else self._objects.remove(mine)
 
     def settle(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from draftkit.errors import SourceError
 from draftkit.io import leases
 from draftkit.io.leases import FilesOfFolder, Leases
 
@@ -103,3 +104,21 @@ def test_counters_lose_nothing(tmp_path: Path) -> None:
     assert count.read_text() == "80"
     Leases(FilesOfFolder(tmp_path / "claims")).settle()
     assert os.listdir(tmp_path / "claims") == []
+
+
+class Vanishing(FilesOfFolder):
+    """A store that cannot be reached any more once a claim is made."""
+
+    def write(self, name: str, content: bytes) -> None:
+        raise SourceError("the store cannot be reached")
+
+    def remove(self, name: str) -> None:
+        self.write(name, b"")
+
+
+def test_work_that_is_done_does_not_fail_by_its_claim(tmp_path: Path) -> None:
+    for lasting in (False, True):
+        with Leases(Vanishing(tmp_path)).claimed(f"a{lasting}", lasting=lasting) as mine:
+            assert mine
+    with pytest.raises(ValueError, match="its own"), Leases(Vanishing(tmp_path)).claimed("b"):
+        raise ValueError("its own")
