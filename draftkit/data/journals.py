@@ -101,7 +101,7 @@ class JournalParts:
 
     def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
         for part in self._parts:
-            header, *lines = (self._store.read(part) or b"").splitlines(keepends=True)
+            header, *lines = (self._store.read(part) or b"\n").splitlines(keepends=True)
             if not header.startswith(self._begins):
                 raise not_ours(self._store.address)
             if part == self._parts[0]:

@@ -491,8 +491,10 @@ def _read_store(address: str) -> Iterator[Place]:
     if not names:
         raise SourceError("there is no data", where=address, expected=f"objects ending in {', '.join(SUFFIXES)}")
     for name in names:
-        with local_copy(f"{address.rstrip('/')}/{name}".rstrip("/")) as path:
-            yield from read_file(path)
+        own = f"{address.rstrip('/')}/{name}".rstrip("/")
+        with local_copy(own) as path:
+            for place in read_file(path):
+                yield place._replace(where=place.where.replace(str(path), own))
 
 
 def _read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

@@ -12,8 +12,9 @@ from fixtures import plain_store
 
 from draftkit.data.journals import JournalParts
 from draftkit.data.responses import ResponseFile
+from draftkit.data.rows import read_rows
 from draftkit.data.sample_files import open_samples, read_samples, samples_sha256
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.cache import local_file
 from draftkit.io.store import Store
 
@@ -98,6 +99,12 @@ def test_answers_are_parts_that_go_on(draftkit: Command, store: Store, rows: Pat
     assert json.loads(draftkit(*synthesize, "--count", 3).out)["resumed"] == 3
 
 
+def test_a_row_that_is_wrong_is_named_by_its_address(store: Store) -> None:
+    store.write("rows.jsonl", b'{"text": "a"}\n{"smell": "rose"}\n')
+    with pytest.raises(FormatError, match=f"where: {store}/rows.jsonl, line 2"):
+        list(read_rows(f"{store}/rows.jsonl"))
+
+
 SETTINGS = {"tokenizer_sha256": "0"}
 
 
@@ -118,6 +125,10 @@ def test_what_lies_there_and_is_no_answers_is_left_alone(store: Store) -> None:
         with pytest.raises(DraftkitError, match="no file of responses"):
             ResponseFile(str(store), SETTINGS)
         store.remove(name)
+    store.write("00000000.jsonl", b"")
+    with pytest.raises(DraftkitError, match="no file of responses"):
+        ResponseFile(str(store), SETTINGS)
+    store.remove("00000000.jsonl")
     store.write("00000001.jsonl", b"{}\n")  # the first part is missing
     with pytest.raises(DraftkitError, match="no file of responses"):
         JournalParts(str(store), "draftkit-regenerated")
