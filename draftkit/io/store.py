@@ -92,9 +92,9 @@ class Store:
         return int(found["size"]) if found["type"] == "file" else None
 
     def version(self, name: str = "") -> str:
-        """What is another once an object is replaced."""
+        """What is another once an object is replaced, as far as the store tells."""
         with self._asked("cannot be read", name):
-            return str(self._files.ukey(self._at(name)))
+            return str(self._files.info(self._at(name)))  # fsspec's own `ukey` takes what http serves for unchanging
 
     def upload(self, file: Path, name: str = "") -> None:
         """Put a file of this machine in the place of an object."""

@@ -48,6 +48,17 @@ def test_objects_are_read_as_they_were_written(address: str, tmp_path: Path) -> 
     assert store.names() == ["a/b"]
 
 
+def test_what_is_replaced_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where fsspec believes that objects never change, as it does of http."""
+    monkeypatch.setattr(plain_store.PlainStore, "ukey", lambda *_: "the same")
+    store = Store(f"plain://{tmp_path}/store")
+    versions = set()
+    for content in (b"one", b"other"):
+        store.write("a", content)
+        versions |= {store.version("a"), store.version("a")}
+    assert len(versions) == 2
+
+
 def test_what_is_created_is_so_once(address: str) -> None:
     store, found = Store(address), []
     assert store.creates_once
