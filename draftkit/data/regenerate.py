@@ -31,12 +31,12 @@ OnProgress = Callable[[int, int], None]
 @dataclass
 class Dialogue:
     """One row while its turns are being written. `questions`: what comes before each answer that is still to come.
-    `images`: those of all of them. `media`: of each turn, the tokens that stand for images. `served`: by a server,
-    which may fetch images, and hear sounds."""
+    `images`: those of all of them. `media`: of each turn, the tokens that stand for images. `unread`: a server is to
+    fetch or hear something of it, which is not read here."""
 
     row: Row
     questions: list[list[Message]]
-    served: bool = False
+    unread: bool = False
     history: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     refused: tuple[Reason, str] | None = None
@@ -45,9 +45,13 @@ class Dialogue:
 
     @classmethod
     def of(cls, row: Row, *, served: bool = False) -> Dialogue:
+        """The dialogue of a row that is yet to be asked; `served`: a server does, which may fetch images and hear
+        sounds."""
         match row.content:
             case Conversation(messages):
-                dialogue = cls(row, questions(messages), served)
+                asked = questions(messages)
+                unread = served and not all(one.is_here for one in media_of(itertools.chain(*asked)))
+                dialogue = cls(row, asked, unread)
                 if not dialogue.questions:
                     dialogue.refused = (Reason.NO_SPAN, "there is no user message to answer")
                 return dialogue
@@ -91,7 +95,7 @@ class Dialogue:
         messages, folder = renderer.prepared(self.history), MediaFolder(self.row.folder)
         chat: dict[str, object] = {"tools": list(tools)} if tools else {}
         chat |= {"chat_template_kwargs": renderer.options} if renderer.options else {}
-        if self._unread:
+        if self.unread:
             return (), MediaPrompt(tuple(messages), folder, {}, chat)
         if self.images is None:
             self.images = renderer.images([*self.history, *itertools.chain(*self.questions)], self.row.folder)
@@ -100,11 +104,6 @@ class Dialogue:
         self.media[tuple(tokens)] = renderer.vision.spans(tokens, self.images.until(self.history))
         inputs = renderer.inputs(self.history, tokens, self.images)
         return tokens, MediaPrompt(tuple(messages), folder, inputs, chat)
-
-    @property
-    def _unread(self) -> bool:
-        """Whether there is something that a server hears or fetches."""
-        return self.served and not all(one.is_here for one in media_of(self.history))
 
     def answer(self, prompt: Sequence[int], response: Sequence[int], renderer: Renderer) -> None:
         """Take in a response; one without an end of turn ends the row."""
@@ -137,7 +136,7 @@ class Dialogue:
         line |= {"messages": self.history, "sequences": sequences}
         if self.images is not None:
             line["images"] = [asdict(file) for file in self.images.files[: self.turns[-1].images]]
-        return line | ({"unread": True} if self._unread else {})
+        return line | ({"unread": True} if self.unread and media_of(self.history) else {})
 
 
 def questions(messages: Iterable[Message]) -> list[list[Message]]:

@@ -73,6 +73,7 @@ def test_a_server_answers_and_its_ids_are_held_against_ours(
         outside=[asks("../secret.png")],
         heard=[asks("Listen.", SOUND)],
         fetched=[asks("http://127.0.0.1:1/c.png")],
+        both=[asks("What?", "a.png"), OTHERS, asks("Listen.", SOUND)],
         seen=[asks({"type": "video_url", "video_url": {"url": "a.mp4"}})],
     )
     out = tmp_path / "answers" / "out.jsonl"
@@ -80,7 +81,7 @@ def test_a_server_answers_and_its_ids_are_held_against_ours(
         asked = ("data", "regenerate", source, out, "--target", target, "--endpoint", server.endpoint, "--json")
         said = json.loads(draftkit(*asked).out)
         posted = len(server.requests)
-        assert json.loads(draftkit(*asked).out)["resumed"] == 6  # nothing is asked again
+        assert json.loads(draftkit(*asked).out)["resumed"] == 7  # nothing is asked again
         assert len(server.requests) == posted
     assert said["left_out"]["kinds"] == {"video_url": 1}
     reasons = {reason["reason"]: reason["examples"] for reason in said["reasons"]}
@@ -93,11 +94,11 @@ def test_a_server_answers_and_its_ids_are_held_against_ours(
     assert lines["two"]["messages"][1] == {"role": "assistant", "content": "A cat."}
     assert lines["two"]["messages"][0] == asks("What?", "a.png")
     assert [image["place"] for image in lines["two"]["images"]] == ["a.png", "b.png"]
-    assert {id for id in lines if lines[id].get("unread")} == {"heard", "fetched"}
+    assert {id for id in lines if lines[id].get("unread")} == {"heard", "fetched", "both"}
     assert any("http://127.0.0.1:1/c.png" in json.dumps(content) for content in sent)  # for the server to fetch
     samples = tmp_path / "samples.arrow"
     said = json.loads(draftkit("data", "prepare", out, samples, "--target", target, "--json").out)
-    assert {r["reason"]: r["rows"] for r in said["reasons"]} == {"not read here": 2, "refused by the target": 1}
+    assert {r["reason"]: r["rows"] for r in said["reasons"]} == {"not read here": 3, "refused by the target": 1}
     made = {sample.id: sample for sample in read_samples(samples)}
     assert made.keys() == {"two", "text", "embedded"}
     assert [span.index for span in made["two"].media] == [0, 1]
