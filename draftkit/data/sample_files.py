@@ -132,7 +132,7 @@ def open_images(sample: Sample, folder: MediaFolder) -> list[ImageFile]:
             found = folder.image(Medium("image", image.place))
         except RefusedMedia as error:
             raise RefusedMedia(
-                f"sample {sample.id}: {error}", hint=f"prepare the data again, or {ROOT_HINT}"
+                f"sample {sample.id}: {error}", hint=f"put it back, or prepare the data again, where {ROOT_HINT}"
             ) from error
         if found.sha256 != image.sha256:
             raise RefusedMedia(
