@@ -53,8 +53,8 @@ _log = logging.getLogger(__name__)
 ChatMessage = dict[str, Any]
 BUNDLED = "zoo"
 WITHOUT_NETWORK = "--dataset FILE, with prompts of your own, and --dataset zoo, the bundled ones, need no network"
-# What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 UNREADABLE = "unreadable image"
+# What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 PlacedRows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row

@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.io.atomic import NO_LOCKS, disk_failures, locked
 from draftkit.io.claims import one_at_a_time
+from draftkit.io.kept import kept_folder
 from draftkit.io.store import Store, is_address
 
 FOLDER, GIGABYTES = "DRAFTKIT_CACHE", "DRAFTKIT_CACHE_GB"  # environment variables
@@ -88,8 +89,6 @@ class LocalCache:
             shutil.rmtree(path.parent, ignore_errors=True)  # what one has begun that was killed
             self._make_room(size)
             path.parent.mkdir()
-            with part.open("wb") as file:
-                file.truncate(size)  # so that others count it
         try:
             fetch(part)
             if (found := part.stat().st_size) != size:
@@ -130,8 +129,7 @@ def local_cache() -> LocalCache:
         gigabytes = 0.0
     if not 0 < gigabytes < 1e9:
         raise DraftkitError(f"{GIGABYTES} is {stated}", expected="a number of gigabytes above 0")
-    folder = os.environ.get(FOLDER) or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftkit"
-    return LocalCache(Path(folder).expanduser(), int(gigabytes * 1e9))
+    return LocalCache(Path(os.environ.get(FOLDER) or kept_folder()).expanduser(), int(gigabytes * 1e9))
 
 
 def local_copy(address: str) -> AbstractContextManager[Path]:

@@ -21,7 +21,7 @@ from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 
 Media = Mapping[str, Tensor]  # of a batch of one prompt
 PIXELS = "pixel_values"
-TYPES = ("mm_token_type_ids", "token_type_ids")  # of each token
+TYPES = ("mm_token_type_ids", "token_type_ids")  # what classes of transformers call the type of each token
 # Kinds of models whose answers about images were held against transformers' `generate` (tests/runtime/test_images.py).
 HELD = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "llava", "smolvlm"})
 OTHERS = {"pixel_values_videos": "videos", "input_features": "audio", "input_values": "audio"}

@@ -26,7 +26,8 @@ TARGETS_ALONE = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 def left_out_of_drafts(config: PretrainedConfig) -> list[str]:
     """The settings of a target's rope that drafts do not take over."""
-    return [key for key in TARGETS_ALONE if _rope_of(config).get(key) not in (None, 1.0)]
+    stated = _rope_of(config)
+    return [key for key in TARGETS_ALONE if (found := stated.get(key)) and (found is True or found != 1.0)]
 
 
 def said_of_plain_rope(left_out: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
 from draftkit.media import ImageFile, MediaSpan, RefusedMedia, for_templates, media_of, require_pillow
 from draftkit.targets.chat import render, token_ids
+from draftkit.targets.media import TYPES
 from draftkit.targets.pretrained import trusts_remote_code
 from draftkit.version import with_extra
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 OFFSETS = "text_replacement_offsets"
-TYPES = ("mm_token_type_ids", "token_type_ids")  # as the classes of transformers call the types of tokens
 OF_TEXT = ("input_ids", "attention_mask", OFFSETS, *TYPES)
 
 
