@@ -180,9 +180,9 @@ class Request:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    messages: tuple[tuple[str, object], ...] = ()
+    messages: tuple[tuple[str, object], ...] = field(default=(), hash=False)
     thinking: bool | None = None
-    chat: Mapping[str, object] = field(default_factory=dict)
+    chat: Mapping[str, object] = field(default_factory=dict, hash=False)
     alternatives: int = 0
     media: Mapping[str, Tensor] | None = field(default=None, compare=False)
     images: ShownImages | None = field(default=None, compare=False)
