@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,3 +177,22 @@ def test_weights_are_found_once_and_whatever_else_decides_is_in_the_digest(load:
     assert Inventory(made._rounds).digest == found.digest
     made._rounds.estimates = True  # type: ignore[union-attr]
     assert Inventory(made._rounds).digest != found.digest
+
+
+def test_the_programs_made_longest_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST", 2)
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    made = tmp_path / "made.pt2"
+    made.write_bytes(b"program")
+    for age, name in ((3, "oldest"), (2, "older"), (1, "new")):
+        kept = programs._kept(made, folder / f"{name}.pt2")
+        os.utime(kept, (time.time() - age, time.time() - age))
+    programs._kept(made, folder / "newest.pt2")
+    assert {path.stem for path in folder.iterdir()} == {"new", "newest"}
+
+
+def test_where_nothing_can_be_kept_a_program_is_used_where_it_was_made(tmp_path: Path) -> None:
+    made = tmp_path / "made.pt2"
+    made.write_bytes(b"program")
+    assert programs._kept(made, made / "no folder" / "kept.pt2") == made

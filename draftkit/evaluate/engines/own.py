@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.engines import sglang
 from draftkit.engines.records import Answer
-from draftkit.errors import TargetError, command
+from draftkit.errors import SettingError, TargetError, command
 from draftkit.evaluate.cell import labels_of
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
@@ -57,7 +57,7 @@ class OwnEngine(BaseEngine):
         super().check(job)
         job.opened_target.require_runtime(BY_VLLM)
         if job.sweep.first.compile:
-            check_compiler()
+            _check_compiled(job.sweep.first)
         _check_contexts(job)
 
     def open(self, on_progress: PromptProgress) -> None:
@@ -229,6 +229,14 @@ def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> Non
             f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
             hint=f"did you mean {command('--target', source, '--draft', target)}?",
         )
+
+
+def _check_compiled(settings: Settings) -> None:
+    """Raise `DraftkitError` where rounds are to be compiled and cannot be."""
+    if (device := device_named(settings.device)) != "cpu":
+        what = f"rounds are compiled on a CPU alone, and the device is {device}"
+        raise SettingError(what, "compile", hint="leave out --compile: a GPU replays rounds from CUDA graphs")
+    check_compiler()
 
 
 def _check_contexts(job: Job) -> None:

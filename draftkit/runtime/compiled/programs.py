@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 ROOMS = ("models", "runtime", "targets")  # draftkit's code that is traced
+MOST = 200  # programs that are kept, of three to six megabytes each
 OPTIONS = {
     "size_asserts": False,  # inputs are of one origin
     "aot_inductor.package_constants_in_so": False,
@@ -115,10 +116,19 @@ def _kept(made: Path, file: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, scratch)
         os.replace(scratch, file)
+        _forget_old(file.parent)
     except OSError:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         return made
     return file
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove the programs that were made longest ago, where there are more than `MOST`."""
+    by_age = sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)
+    for path in by_age[:-MOST]:
+        path.unlink(missing_ok=True)  # who runs it has a copy
 
 
 @contextmanager
