@@ -23,6 +23,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache, SlotStates
+from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, PardDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -84,6 +85,16 @@ def test_output_equals_transformers(case: Case, num_slots: int) -> None:
 @pytest.mark.slow
 def test_prompts_in_pieces_and_plain_decoding_equal_transformers(case: Case) -> None:
     assert tokens(engine(case, k=0, prefill_chunk=IN_PIECES).generate(REQUESTS)) == case.answers()
+
+
+@pytest.mark.slow
+@pytest.mark.few(2)
+def test_rounds_of_layers_with_states_are_not_compiled(case: Case) -> None:
+    """Where that is asked for, they run as ever."""
+    made = engine(case, k=0, compile=True)
+    assert tokens(made.generate(REQUESTS)) == case.answers()
+    assert isinstance(made._rounds, CompiledRounds)
+    assert set(made._rounds._programs.values()) == {None}
 
 
 @pytest.mark.slow

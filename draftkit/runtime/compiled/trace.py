@@ -90,8 +90,11 @@ class Kind:
 def trace(rounds: Rounds, batch: Batch, inputs: RoundInputs, kind: Kind, weights: Sequence[Tensor]) -> ExportedProgram:
     """The trace of `rounds.run` of batches like `batch`, whose `weights` are called w0, w1, … in it.
 
-    Raises what torch raises where something looks at a value on the host, or cannot be traced for another reason.
+    Raises what torch raises where something looks at a value on the host, or cannot be traced for another reason;
+    `NotImplementedError` for targets that keep or choose what no pool of keys and values holds.
     """
+    if rounds.target.chooses or any(cache.states.pools for cache in caches_of(rounds)):
+        raise NotImplementedError("layers that keep states, or choose what they attend to, are not compiled")
     any_size = Dim.DYNAMIC
     together = {} if kind.alone else {0: any_size}
     shapes = (
