@@ -29,6 +29,8 @@ from draftkit.layout.folder import TOKENIZER_FILES
 Fetched = TypeVar("Fetched")
 
 _CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "hf_quant_config.json")
+# Of a target that reads images; vLLM asks for what reads videos too.
+_PROCESSOR = ("*processor_config.json",)
 # Kinds of weights, the preferred one first: its files, then what else comes with them.
 _WEIGHTS = (
     ("*.safetensors", "*.safetensors.index.json"),
@@ -98,8 +100,9 @@ def locate(
 
     `source` is `zoo:NAME`, a folder, a GGUF file, `org/name`, `org/name@revision` or `hf://org/name[@revision]`; an
     existing folder wins over a repository of the same name. From the Hub come the config and, where wanted, the
-    tokenizer and one kind of weights. `as_file`: a GGUF file stays one, instead of a folder that stands for it as that
-    of a model which transformers reads. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
+    tokenizer, with what reads images, and one kind of weights. `as_file`: a GGUF file stays one, instead of a folder
+    that stands for it as that of a model which transformers reads. Without a network, or with `HF_HUB_OFFLINE=1`, the
+    Hub's cache answers.
 
     A folder that a killed run has left aside is put back first. Raises `SourceError` when the source cannot be had:
     missing, private or gated, no such revision, offline, no network, disk full.
@@ -289,7 +292,7 @@ def _cached(repo: str, revision: str | None, *, weights: bool, tokenizer: bool) 
 
 
 def _needed(files: list[str], *, weights: bool, tokenizer: bool) -> list[str]:
-    others = _matching(files, _CONFIG + TOKENIZER_FILES if tokenizer else _CONFIG)
+    others = _matching(files, _CONFIG + TOKENIZER_FILES + _PROCESSOR if tokenizer else _CONFIG)
     return others + _weights(files) + _matching(files, _BESIDE) if weights else others
 
 

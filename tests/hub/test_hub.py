@@ -111,16 +111,17 @@ def test_only_what_is_needed_is_downloaded(tmp_path: Path, home: Path) -> None:
     sharded = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"}
     chat = {"chat_template.jinja", "special_tokens_map.json"}
+    images = {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
     config = {"config.json", "generation_config.json"}
     other = ("pytorch_model.bin", "consolidated.safetensors", "optimizer.pt", "onnx/model.safetensors", "README.md")
-    source = folder(tmp_path / "repo", *sharded, *tokenizer, *chat, *config, *other)
+    source = folder(tmp_path / "repo", *sharded, *tokenizer, *chat, *images, *config, *other)
     with HubServer({"org/model": source}) as server:
         run(home, server.endpoint, ("org/model", {"weights": False, "tokenizer": False}))
         assert server.downloads() == config
         run(home, server.endpoint, ("org/model", {"tokenizer": False}))
         assert server.downloads() == config | sharded
         run(home, server.endpoint, "org/model")
-        assert server.downloads() == config | sharded | tokenizer | chat
+        assert server.downloads() == config | sharded | tokenizer | chat | images
 
 
 @pytest.mark.parametrize(
