@@ -22,6 +22,7 @@ from draftkit.io.kept import kept_folder
 from draftkit.io.store import Store, is_address
 
 FOLDER, GIGABYTES = "DRAFTKIT_CACHE", "DRAFTKIT_CACHE_GB"  # environment variables
+COPIES = "copies"  # a folder of their own there, where nothing else is ever taken for one
 DEFAULT_GIGABYTES = 50.0
 PAUSE = 0.02  # seconds between two attempts at a lock
 LOCK, PART = ".lock", ".part"
@@ -129,7 +130,9 @@ def local_cache() -> LocalCache:
         gigabytes = 0.0
     if not 0 < gigabytes < 1e9:
         raise DraftkitError(f"{GIGABYTES} is {stated}", expected="a number of gigabytes above 0")
-    return LocalCache(Path(os.environ.get(FOLDER) or kept_folder()).expanduser(), int(gigabytes * 1e9))
+    named = os.environ.get(FOLDER)
+    folder = kept_folder(COPIES) if not named else Path(named).expanduser() / COPIES
+    return LocalCache(folder, int(gigabytes * 1e9))
 
 
 def local_copy(address: str) -> AbstractContextManager[Path]:

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 
-def kept_folder(name: str = "") -> Path:
-    """The folder in which answers of one kind are kept, by default that of all; it may not exist yet."""
+def kept_folder(name: str) -> Path:
+    """The folder in which answers of one kind are kept; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "draftkit" / name
 
 

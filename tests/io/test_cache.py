@@ -94,12 +94,14 @@ def test_what_was_not_fetched_whole_is_fetched_again(tmp_path: Path) -> None:
         assert path.stat().st_size == 50
 
 
-def test_several_processes_use_one_cache(tmp_path: Path) -> None:
-    """Each finds what it wants whole, together they hold no more than they may, and one of them fetches for all."""
+@pytest.mark.parametrize("limit", [100, 1000])
+def test_several_processes_use_one_cache(limit: int, tmp_path: Path) -> None:
+    """Each finds what it wants whole, together they hold no more than they may, and where all of it fits one of them
+    fetches for all."""
     log = tmp_path / "fetched"
 
     def work(seed: int) -> None:
-        cache = LocalCache(tmp_path / "cache", 100)
+        cache = LocalCache(tmp_path / "cache", limit)
         for turn in range(30):
             size = 20 + (turn * 7 + seed) % 5
 
@@ -111,7 +113,7 @@ def test_several_processes_use_one_cache(tmp_path: Path) -> None:
             with cache.copy(f"k{size}", "x", size, fetch) as path:
                 found = path.read_bytes()
                 assert found == bytes([size % 251]) * size
-                assert size_of(tmp_path / "cache") <= 100
+                assert size_of(tmp_path / "cache") <= limit
 
     children = []
     for seed in (0, 0, 2):
@@ -126,7 +128,10 @@ def test_several_processes_use_one_cache(tmp_path: Path) -> None:
                 os._exit(code)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-    assert size_of(tmp_path / "cache") <= 100
+    assert size_of(tmp_path / "cache") <= limit
+    fetched = log.read_text().split()
+    assert {*fetched} == {"20", "21", "22", "23", "24"}
+    assert limit == 100 or len(fetched) == 5
 
 
 def test_files_of_stores_are_copied_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +151,25 @@ def test_files_of_stores_are_copied_until_they_change(tmp_path: Path, monkeypatc
 def test_the_environment_says_how_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTKIT_CACHE", str(tmp_path))
     monkeypatch.setenv("DRAFTKIT_CACHE_GB", "0.5")
-    assert str(local_cache()) == f"{tmp_path}, of 0.5 GB at most"
+    assert str(local_cache()) == f"{tmp_path}/copies, of 0.5 GB at most"
     for wrong in ("0", "-1", "many", "nan", "inf"):
         monkeypatch.setenv("DRAFTKIT_CACHE_GB", wrong)
         with pytest.raises(DraftkitError, match=f"DRAFTKIT_CACHE_GB is {wrong}"):
             local_cache()
+
+
+def test_nothing_else_in_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is called: copies end in their size, and so may what a user has there."""
+    monkeypatch.setenv("DRAFTKIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("DRAFTKIT_CACHE_GB", "1e-8")
+    (tmp_path / "photos.2024").mkdir()
+    address = f"memory://{uuid4().hex}"
+    for number in range(3):
+        Store(address).write(f"{number}", b"12345678")
+        with local_copy(f"{address}/{number}") as path:
+            assert path.read_bytes() == b"12345678"
+    assert (tmp_path / "photos.2024").is_dir()
+    assert list((tmp_path / "copies").glob("*.8/*")) == [path]
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
