@@ -115,10 +115,11 @@ class Job:
             vision=(lambda: self.opened_target.vision) if reads else None,
         )  # fmt: skip
 
-    @property
-    def shows_images(self) -> bool:
-        """Whether some prompt has an image."""
-        return any(prompt.media for prompt in self.prompts.prompts)
+    @cached_property
+    def loaded_target(self) -> OpenedTarget:
+        """The target as draftkit's own engine loads it: where some prompt has an image, with what reads images."""
+        shown = any(prompt.media for prompt in self.prompts.prompts)
+        return self.opened_target.with_images() if shown else self.opened_target
 
     def seen(self, record: T) -> T:
         """A heading or a cell with the content of prompts and template, which every engine is sent."""

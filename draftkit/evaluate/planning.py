@@ -48,11 +48,11 @@ def plan_evaluation(
 def plans_of(job: Job, settings: Settings) -> dict[str, MemoryPlan]:
     """A plan for each draft of a job. Raises `DraftkitError` for prompts that the target has no positions for."""
     asked, device = job.conversations(settings), device_named(settings.device)
-    positions = Positions.of(job.opened_target.config)
+    positions = Positions.of(job.loaded_target.config)
     for name, prompt, new in asked.extents:
         positions.check(name, prompt, new)
     return plan_memory(
-        job.opened_target,
+        job.loaded_target,
         job.drafts,
         device=torch.device(device),
         dtype=dtype_named(settings.dtype, device),

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,23 @@ import pytest
 import torch
 from conftest import Command
 from fixtures.checkpoints.processors import data_uri, picture, save_visual_target
-from fixtures.checkpoints.visual import IMAGE
+from fixtures.checkpoints.visual import IMAGE, visual_model
 from fixtures.servers.speaking import SpeakingServer, simulated
 from transformers.utils import logging
 
 from draftkit.data.rows import LeftOutRows
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.evaluate.job import Job
 from draftkit.evaluate.options import ServerSettings
+from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.prompts import load_prompt_set
-from draftkit.results.settings import Settings
+from draftkit.loading import open_target
+from draftkit.results.settings import Settings, Sweep
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
@@ -99,6 +104,19 @@ def test_draftkits_own_engine_is_lossless_on_images(turns: str, target: Path, pr
     assert cell.num_prompts == {"first": 3, "all": 4, "recorded": 1}[turns]
     seen = {warning.name: warning.message for warning in result.warnings}
     assert "text and image parts are sent to what is measured" in seen["prompts-left-out"]
+
+
+@pytest.mark.slow
+def test_a_plan_counts_what_reads_images(prompts: Path, tmp_path: Path) -> None:
+    """Of a target whose language model transformers builds alone too."""
+    opened = open_target(str(save_visual_target(tmp_path / "target", "qwen3_5")))
+    asked = Settings(prompts=str(prompts), max_new_tokens=4, device="cpu", dtype="float32")
+    sizes = []
+    for takes in (OwnEngine.takes, frozenset()):
+        with ExitStack() as stack:
+            job = Job(opened, ["ngram"], Sweep.of(asked), stack, takes=takes)
+            sizes.append(plans_of(job, asked)["ngram"].fixed["target weights"])
+    assert sizes[0] == sum(parameter.nbytes for parameter in visual_model("qwen3_5").parameters()) > sizes[1]
 
 
 @pytest.mark.slow

@@ -72,8 +72,7 @@ class OwnEngine(BaseEngine):
         device = device_named(sweep.first.device)
         dtype = dtype_named(sweep.first.dtype, device)
         _ = job.digest  # begins beside what is loaded
-        target = job.opened_target.with_images() if job.shows_images else job.opened_target
-        self.model = target.load(device=device, dtype=dtype)
+        self.model = job.loaded_target.load(device=device, dtype=dtype)
         self.drafts = {
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }
