@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 from uuid import uuid4
 
 from draftkit.errors import DraftkitError
@@ -49,7 +49,9 @@ class FilesOfFolder:
         self.folder = folder
 
     def names(self) -> list[str]:
-        return [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        with suppress(FileNotFoundError):
+            return [path.name for path in self.folder.iterdir()]
+        return []
 
     def read(self, name: str) -> bytes | None:
         with suppress(FileNotFoundError):
@@ -57,11 +59,17 @@ class FilesOfFolder:
         return None
 
     def create(self, name: str, content: bytes) -> bool:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (self.folder / name).open("xb") as file:
+        with suppress(FileExistsError), self._made(name) as file:
             file.write(content)
             return True
         return False
+
+    def _made(self, name: str) -> BinaryIO:
+        """A file that was not there, in a folder that another process may remove whenever it is empty."""
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                return (self.folder / name).open("xb")
 
     def write(self, name: str, content: bytes) -> None:
         with (self.folder / name).open("r+b") as file:  # all contents have one length

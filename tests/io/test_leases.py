@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +123,17 @@ def test_work_that_is_done_does_not_fail_by_its_claim(tmp_path: Path) -> None:
             assert mine
     with pytest.raises(ValueError, match="its own"), Leases(Vanishing(tmp_path)).claimed("b"):
         raise ValueError("its own")
+
+
+def test_a_folder_that_goes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends its work last removes it."""
+    real, goes = Path.mkdir, iter([True, False])
+
+    def mkdir(path: Path, *given: Any, **named: Any) -> None:
+        real(path, *given, **named)
+        if next(goes):
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert FilesOfFolder(tmp_path / "claims").create("a~0", b"1")
+    assert FilesOfFolder(tmp_path / "none").names() == []
