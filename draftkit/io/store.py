@@ -5,6 +5,7 @@ An object is there whole or not at all, and is never renamed. `hf://` is no addr
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -179,6 +180,8 @@ def _opened(address: str) -> tuple[Any, str]:
 
 
 def _hint(where: str, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
     package = PACKAGES.get(where.partition("://")[0])
     if isinstance(error, ImportError):
         return f"pip install {package}" if package else "install the package that fsspec names"

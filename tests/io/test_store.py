@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from uuid import uuid4
@@ -100,3 +102,15 @@ def test_what_cannot_be_reached_says_why() -> None:
         Store("nowhere://x")
     with pytest.raises(SourceError, match="pip install s3fs"):
         Store("s3://bucket/x")
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(f"plain://{tmp_path}/store")
+    store.write("a", b"1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(plain_store.PlainStore, "get_file", full)
+    with pytest.raises(SourceError, match=r"No space left on device\n(.*\n)*  next: free some space"):
+        store.download(tmp_path / "a", "a")
