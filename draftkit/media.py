@@ -285,6 +285,8 @@ def image_file(data: bytes) -> ImageFile:
         with _opened(data) as image:
             width, height, form = image.width, image.height, str(image.format)
     except Exception as error:  # what is no image fails in many types
+        if type(error).__name__ == "DecompressionBombError":  # Pillow's, of more than twice its own bound
+            raise RefusedMedia(f"the image has more than {MAX_PIXELS:,} pixels") from error
         raise RefusedMedia(f"not an image of a known format ({', '.join(sorted(FORMATS))})") from error
     if width * height > MAX_PIXELS or not 0 < min(width, height) <= max(width, height) <= MAX_SIDE:
         raise RefusedMedia(f"the image has {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}")

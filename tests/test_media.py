@@ -166,7 +166,7 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (10_000, 5_001), (MAX_PIXELS, 1), (2**31 - 1, 2)])
 def test_a_bomb_is_refused_by_its_header(width: int, height: int) -> None:
-    with pytest.raises(RefusedMedia, match=r"pixels, more than|not an image"):
+    with pytest.raises(RefusedMedia, match=r"pixels, more than|more than 50,000,000 pixels"):
         image_file(png_that_claims(width, height))
 
 
