@@ -65,11 +65,11 @@ class Job:
         first, takes = self.sweep.first, self.takes
         if self.target is not None and not self.opened_target.reads_images:
             takes -= {"image"}
-        used = " and ".join(["text", *(f"{modality} parts" for modality in sorted(takes))])
-        why = f"{used} are sent to what is measured" if takes else "text alone is sent to what is measured"
+        *kinds, last = ["text", *sorted(takes)]
+        why = f"{', '.join(kinds)} and {last} parts are sent" if takes else "text alone is sent"
         return load_prompt_set(
             first.prompts, first.limit, strict=first.strict, recorded=first.turns == "recorded",
-            left_out=LeftOutRows(takes=takes, why=why),
+            left_out=LeftOutRows(takes=takes, why=f"{why} to what is measured"),
             media_root=None if first.media_root is None else Path(first.media_root),
         )  # fmt: skip
 
