@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fixtures.checkpoints.processors import data_uri, picture
+from fixtures.image_messages import SOUND
 
 from draftkit.errors import DraftkitError
 from draftkit.media import (
@@ -31,7 +32,6 @@ from draftkit.media import (
 
 URI = data_uri(picture())
 TEXT = {"type": "text", "text": "What is it?"}
-SOUND = {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}}
 
 
 def image_part(place: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures.checkpoints.processors import data_uri, picture, save_visual_target
+from fixtures.image_messages import SOUND, asks
 from fixtures.servers.completions_server import CompletionsServer
 from fixtures.servers.seeing import seeing
 from transformers.utils import logging
@@ -21,20 +21,6 @@ from draftkit.media import MediaSpan, image_file
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
-
-SOUND = {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}}
-
-
-def asks(*parts: str | dict[str, Any]) -> dict[str, Any]:
-    """A user's message: words, names of images, and other parts."""
-
-    def part(said: str | dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(said, str):
-            return said
-        place = said.endswith(".png") or said.startswith(("data:", "http"))
-        return {"type": "image_url", "image_url": {"url": said}} if place else {"type": "text", "text": said}
-
-    return {"role": "user", "content": [part(said) for said in parts]}
 
 
 OTHERS = {"role": "assistant", "content": "Words of another model."}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ import torch
 from conftest import Command
 from fixtures.checkpoints.processors import data_uri, picture, save_visual_target
 from fixtures.checkpoints.visual import IMAGE, visual_model
+from fixtures.image_messages import SOUND, asks
 from fixtures.servers.speaking import SpeakingServer, simulated
 from transformers.utils import logging
 
@@ -35,18 +35,7 @@ from draftkit.results.settings import Settings, Sweep
 torch.set_num_threads(1)
 logging.disable_progress_bar()
 
-SOUND = {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}}
 FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"
-
-
-def asks(*parts: str | dict[str, Any]) -> dict[str, Any]:
-    def part(said: str | dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(said, str):
-            return said
-        place = said.endswith(".png") or said.startswith(("data:", "https:"))
-        return {"type": "image_url", "image_url": {"url": said}} if place else {"type": "text", "text": said}
-
-    return {"role": "user", "content": [part(said) for said in parts]}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fixtures.checkpoints.processors import picture, save_visual_target
 from fixtures.training.image_samples import write_image_samples
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig
 
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import findings
@@ -22,6 +22,7 @@ from draftkit.data.states.write import StatesSettings, TargetExtractor, open_sta
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.loading import open_target
+from draftkit.targets.rope import left_out_of_drafts
 from draftkit.targets.states import AuxLayers
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
@@ -110,6 +111,19 @@ def test_a_draft_of_a_target_with_three_axes_has_plain_rope(
         if one.name == "rope"
     ]
     assert [(one.severity, one.message.startswith(said)) for one in rope] == [("note", True), ("ok", False)]
+
+
+@pytest.mark.parametrize(
+    ("rope", "told"),
+    [
+        ({}, []),
+        ({"mrope_section": [4, 6, 6], "mrope_interleaved": True}, ["mrope_section", "mrope_interleaved"]),
+        ({"mrope_interleaved": False, "partial_rotary_factor": 1.0}, []),
+        ({"partial_rotary_factor": 0.25}, ["partial_rotary_factor"]),
+    ],
+)
+def test_what_a_draft_leaves_of_the_targets_rope_is_what_it_turns(rope: dict[str, object], told: list[str]) -> None:
+    assert left_out_of_drafts(LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e4} | rope)) == told
 
 
 @pytest.mark.long
