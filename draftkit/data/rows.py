@@ -204,9 +204,9 @@ def read_rows(
 
     `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. `left_out` counts rows with parts
     that it does not take, which are then passed over; without it any part that is no text is an error. `media_root` as
-    of `media_root_of`. Ids are the rows' own where they
-    have some, else the name of the source and the row's number; repeated ones get a number. Raises `SourceError` for
-    what cannot be reached, `FormatError` naming file and row for what cannot be understood, and where all are left out.
+    of `media_root_of`. Ids are the rows' own where they have some, else the name of the source and the row's number;
+    repeated ones get a number. Raises `SourceError` for what cannot be reached, `FormatError` naming file and row for
+    what cannot be understood, and where all are left out.
     """
     path = Path(os.path.expanduser(source))
     if is_address(source):

@@ -244,9 +244,8 @@ def load_prompt_set(
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
     that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that
     `left_out` does not take are left out, and refused if `strict`, as are those with images that cannot be read.
-    `media_root` as of `media_root_of`. `recorded`: each answer that a row holds is a prompt, of all that
-    comes before it. Logs of requests to a server are rows too. Raises `SourceError` and `FormatError` naming file and
-    line.
+    `media_root` as of `media_root_of`. `recorded`: each answer that a row holds is a prompt, of all that comes before
+    it. Logs of requests to a server are rows too. Raises `SourceError` and `FormatError` naming file and line.
     """
     described = registry().get(source)
     path = zoo.prompts_path() if source == BUNDLED else Path(source)

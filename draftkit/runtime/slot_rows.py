@@ -148,6 +148,7 @@ class SlotRows:
         beginning are seen besides the window. `chunk`: nothing before a row's own chunk of so many positions. Rows that
         are not there may look anywhere; what they see is not used.
         """
+        # A text for the length, as that of a trace is a symbol without a hash.
         key = str(length), window, repeats, dtype, bidirectional, anchored, chunk, sink_tokens
         if key not in self._biases and self.branches is not None:
             assert (bidirectional, anchored) == (False, False), "a block has no branches"

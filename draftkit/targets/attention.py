@@ -24,8 +24,8 @@ class KeyValues(Protocol):
 
     `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
     those of layers that cache latents, `states` those of recurrent modules. `mask` [B, 1, T, C] is what is added to the
-    scores of the rows' entries, for models that choose among them. `whole`: the rows are all
-    those of one prompt with images, and a mask may say what they see of each other.
+    scores of the rows' entries, for models that choose among them. `whole`: the rows are all those of one prompt with
+    images, and a mask may say what they see of each other.
     """
 
     @property
