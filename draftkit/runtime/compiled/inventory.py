@@ -30,7 +30,7 @@ class Inventory:
     def __init__(self, thing: object):
         self.weights: dict[str, Tensor] = {}
         self._digest = hashlib.sha256()
-        self._seen: dict[int, object] = {}  # held, so that no id comes twice
+        self._seen: dict[int, tuple[str, object]] = {}  # where first, and the thing: held, so that no id comes twice
         self._take("", thing)
 
     @property
@@ -43,9 +43,9 @@ class Inventory:
         elif isinstance(thing, OF_A_RUN):
             return
         elif id(thing) in self._seen:
-            self._note(path, "seen before")
+            self._note(path, f"the same as {self._seen[id(thing)][0]}")
         else:
-            self._seen[id(thing)] = thing
+            self._seen[id(thing)] = path, thing
             self._take_new(path, thing)
 
     def _take_new(self, path: str, thing: Any) -> None:

@@ -29,6 +29,7 @@ class CompiledRounds:
         self._reach = torch.empty(capacity)
         self._programs: dict[Kind, Program | None] = {}  # None for what cannot be compiled
         self._held: tuple[Batch, list[Tensor]] | None = None  # the last batch, and the inputs that go with it
+        self._taken: list[int] = []  # its slots
 
     def rows(self, slots: Sequence[int]) -> list[int]:
         """The slots of rows from the first to the last that is taken, −1 for what is free: pools are read in place."""
@@ -51,15 +52,15 @@ class CompiledRounds:
             inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
             pools = [pool for pools in inputs.pools for pair in pools for pool in pair]
             self._held = batch, [inputs.slots, *inputs.columns, *inputs.state, *pools]
-            self._note_written(batch)
+            self._taken = [slot for slot in batch.slots.tolist() if slot >= 0]
+        self._note_written()
         return self._held[1]
 
-    def _note_written(self, batch: Batch) -> None:
+    def _note_written(self) -> None:
         """Nobody counts what a program stores in a slot: it may be everything."""
         for stored in caches_of(self._rounds):
-            for slot in batch.slots.tolist():
-                if slot >= 0:
-                    stored.written[slot] = stored.capacity
+            for slot in self._taken:
+                stored.written[slot] = stored.capacity
 
     def _prepared(self, batch: Batch, kind: Kind, length: int) -> Program | None:
         """The program of a kind of batch; None, and a warning, where there is none."""
