@@ -139,3 +139,8 @@ def native_failures(where: object = None) -> Iterator[None]:
             where=where,
             hint="a pattern in tokenizer.json is at fault, or this text is: fetch the tokenizer files again",
         ) from None
+
+
+def in_one_line(error: Exception) -> str:
+    """The kind of an error of another library, and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:200]

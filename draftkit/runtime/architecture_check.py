@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from draftkit.errors import UnsupportedTarget
+from draftkit.errors import UnsupportedTarget, in_one_line
 from draftkit.io.kept import code_digest, kept_folder
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -86,7 +86,7 @@ def decoding_of(config: PretrainedConfig) -> Decoding:
             tiny = tiny_config(config)
             key = _key(config, tiny)
         except Exception as error:  # of a configuration's class, which may be code that comes with the model
-            return Decoding("not checked", f"no tiny configuration, {_line(error)}")
+            return Decoding("not checked", f"no tiny configuration, {in_one_line(error)}")
         file = kept_folder("architectures") / f"{key}.json"
         return _read(file) or _written(file, compare(tiny))
 
@@ -100,12 +100,12 @@ def compare(tiny: PretrainedConfig) -> Decoding:
             model = random_model(tiny, "eager", seed=seed, scale=SCALE)
             expected = [_generated(model, request) for request in requests]
         except Exception as error:
-            return Decoding("not checked", f"no tiny model, {_line(error)}")
+            return Decoding("not checked", f"no tiny model, {in_one_line(error)}")
         try:
             model = random_model(tiny, ATTENTION, seed=seed, scale=SCALE)
             apart = next(filter(None, (_apart(model, requests, expected, *way) for way in DRAFTED_AND_CHUNK)), None)
         except Exception as error:  # which real weights meet too, if they do
-            return Decoding("not checked", f"the tiny model does not run, {_line(error)}")
+            return Decoding("not checked", f"the tiny model does not run, {in_one_line(error)}")
         if apart is None:
             return Decoding("equal")
         answer = Decoding("different", apart)
@@ -275,7 +275,3 @@ def _written(file: Path, answer: Decoding) -> Decoding:
 @cache
 def _warn_once(message: str) -> None:
     _log.warning(message)
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:200]

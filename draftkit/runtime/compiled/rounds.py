@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from draftkit.errors import in_one_line
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.programs import Program, program
@@ -76,14 +77,10 @@ class CompiledRounds:
                 what=str(kind),
             )
         except FAILURES as error:
-            _warn_once(f"rounds of {kind} are not compiled, and slower: {_line(error)}")
+            _warn_once(f"rounds of {kind} are not compiled, and slower: {in_one_line(error)}")
             return None
 
 
 @cache
 def _warn_once(message: str) -> None:
     _log.warning(message)
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:200]
