@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fixtures.compiler import compiles
 from fixtures.engines.drafter_cases import CASES, Case, Load, eagle3, load, requests, sampled, target
 
 from draftkit.errors import DraftkitError
@@ -34,9 +34,6 @@ __all__ = ["load"]
 torch.set_num_threads(1)
 
 K = 3
-NO_COMPILER = shutil.which("g++") is None and shutil.which("clang++") is None
-
-compiles = pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.checkpoints.recurrent_targets import FULL, KINDS, prompts, recurrent_model
+from fixtures.compiler import compiles
 from fixtures.precision import LAYER, assert_close
 from lossless.poisoned import PoisonedTarget
 from transformers import CONFIG_MAPPING, PreTrainedModel
@@ -89,6 +90,7 @@ def test_prompts_in_pieces_and_plain_decoding_equal_transformers(case: Case) -> 
 
 @pytest.mark.slow
 @pytest.mark.few(2)
+@compiles
 def test_rounds_of_layers_with_states_are_not_compiled(case: Case) -> None:
     """Where that is asked for, they run as ever."""
     made = engine(case, k=0, compile=True)
