@@ -21,6 +21,7 @@ ROOMS = (
     "models", "runtime", "loading", "results", "data", "checks", "evaluate", "doctor", "train", "prepare", "report",
     "publish", "cli",
 )  # fmt: skip
+MOST_LINES = 100  # of a function
 FILES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
 )
@@ -99,6 +100,21 @@ def test_only_a_family_s_own_files_know_its_facts(family: str) -> None:
         if own in imports(path) and not path.stem.startswith(family) and family not in path.parts
     ]
     assert not others, "\n".join(others)
+
+
+@pytest.mark.slow
+def test_functions_are_short() -> None:
+    """Of at most a hundred lines, with all options of a command. A kernel of Triton is one whole: what it would call is
+    compiled into it anyway."""
+    long = [
+        f"{path.relative_to(PACKAGE)}: {node.name} has {length} lines"
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := int(node.end_lineno or 0) - node.lineno + 1) > MOST_LINES
+        and not any(ast.unparse(one).partition("(")[0] == "jit" for one in node.decorator_list)
+    ]
+    assert not long, "\n".join(long)
 
 
 COMMAND = re.compile(

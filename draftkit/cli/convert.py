@@ -32,59 +32,71 @@ def _destinations() -> list[str]:
     return destinations()
 
 
+OutArgument = Annotated[
+    Path | None,
+    typer.Argument(help="The folder to write, OUT.gguf for --to gguf; default: the source's name-draftkit."),
+]
+LayoutOption = Annotated[
+    str, typer.Option(autocompletion=_destinations, help="The layout to write; `draftkit formats` lists all.")
+]
+StoredOption = Annotated[
+    str | None,
+    typer.Option("--type", help="How the matrices of a GGUF file are stored: f32, f16, bf16, q8_0, q4_0."),
+]
+QuantizeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Quantize the weights: fp8-dynamic, w4a16-g128, nvfp4a16, modelopt-fp8 or modelopt-w4a16-nvfp4; or "
+        "part:format pairs, as mlp:fp8-dynamic,qkv:nvfp4a16."
+    ),
+]
+PartOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Take this part out: mtp, a target's multi-token prediction heads; adapter, that of a checkpoint of "
+        "train --lora, as peft has it."
+    ),
+]
+IntoOption = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=models,
+        help="Put heads (the source) back into this target: there, or in OUT, which shares its weights; of a GGUF "
+        "file in OUT.gguf.",
+    ),
+]
+FactsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", autocompletion=draft_facts, help="FACT=VALUE instead of what was found; repeatable."),
+]
+IgnoredKeysOption = Annotated[
+    list[str] | None,
+    typer.Option("--ignore-key", help="A config key whose effect is unknown, to be ignored; repeatable."),
+]
+DigestOption = Annotated[
+    bool, typer.Option("--digest", help="Take the SHA-256 of large files too, and compare it with the Hub's.")
+]
+LossyOption = Annotated[
+    bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
+]
+
+
 def convert(
     source: SourceArgument,
-    out: Annotated[
-        Path | None,
-        typer.Argument(help="The folder to write, OUT.gguf for --to gguf; default: the source's name-draftkit."),
-    ] = None,
+    out: OutArgument = None,
     target: OptionalTargetOption = None,
     revision: RevisionOption = None,
-    to: Annotated[
-        str, typer.Option(autocompletion=_destinations, help="The layout to write; `draftkit formats` lists all.")
-    ] = "unified",
-    stored: Annotated[
-        str | None,
-        typer.Option("--type", help="How the matrices of a GGUF file are stored: f32, f16, bf16, q8_0, q4_0."),
-    ] = None,
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            help="Quantize the weights: fp8-dynamic, w4a16-g128, nvfp4a16, modelopt-fp8 or modelopt-w4a16-nvfp4; or "
-            "part:format pairs, as mlp:fp8-dynamic,qkv:nvfp4a16."
-        ),
-    ] = None,
+    to: LayoutOption = "unified",
+    stored: StoredOption = None,
+    quantize: QuantizeOption = None,
     format: FormatOption = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            help="Take this part out: mtp, a target's multi-token prediction heads; adapter, that of a checkpoint of "
-            "train --lora, as peft has it."
-        ),
-    ] = None,
-    into: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=models,
-            help="Put heads (the source) back into this target: there, or in OUT, which shares its weights; of a GGUF "
-            "file in OUT.gguf.",
-        ),
-    ] = None,
-    facts: Annotated[
-        list[str] | None,
-        typer.Option("--set", autocompletion=draft_facts, help="FACT=VALUE instead of what was found; repeatable."),
-    ] = None,
-    ignored_keys: Annotated[
-        list[str] | None,
-        typer.Option("--ignore-key", help="A config key whose effect is unknown, to be ignored; repeatable."),
-    ] = None,
+    part: PartOption = None,
+    into: IntoOption = None,
+    facts: FactsOption = None,
+    ignored_keys: IgnoredKeysOption = None,
     check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
-    digest: Annotated[
-        bool, typer.Option("--digest", help="Take the SHA-256 of large files too, and compare it with the Hub's.")
-    ] = False,
-    allow_lossy: Annotated[
-        bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
-    ] = False,
+    digest: DigestOption = False,
+    allow_lossy: LossyOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     force: ReplaceFolderOption = False,
     release: ReleaseOption = None,
@@ -92,28 +104,15 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft of any known format into the unified layout. With --to, into another."""
-    from draftkit.convert.api import default_output, plan_conversion, put_heads_back, take_adapter
-    from draftkit.engines.llama_cpp import serve_with_heads
+    from draftkit.convert.api import default_output, plan_conversion
     from draftkit.io.settings import assignments
 
     if part not in (None, "mtp", "adapter"):
         raise DraftkitError(f"there is no part {part}", expected="--part mtp or --part adapter")
     if part == "adapter":
-        taken = take_adapter(source, out or Path("adapter"))
-        if as_json:
-            print_json({"schema": 1, "out": str(taken)})
-        else:
-            console().print(f"written: {taken}, an adapter (peft)", soft_wrap=True, markup=False)
-        return
+        return _take_adapter(source, out or Path("adapter"), as_json)
     if into is not None:
-        folder, changed = put_heads_back(source, into, out)
-        if as_json:
-            print_json({"schema": 1, "out": str(folder), "changed": changed})
-        else:
-            console().print(f"{source} → {folder}; written anew: {', '.join(changed) or 'nothing'}", soft_wrap=True)
-            if folder.suffix == ".gguf":
-                console().print(f"llama.cpp: {serve_with_heads(folder)}", soft_wrap=True, markup=False)
-        return
+        return _put_heads_back(source, into, out, as_json)
     overrides = assignments(facts or [])
     conversion = plan_conversion(
         source,
@@ -139,6 +138,29 @@ def convert(
         print_json(conversion_json(conversion) | ({} if dry_run else {"out": str(out)}))
     else:
         _report_conversion(conversion, None if dry_run else out, verbose)
+
+
+def _take_adapter(source: str, out: Path, as_json: bool) -> None:
+    from draftkit.convert.api import take_adapter
+
+    taken = take_adapter(source, out)
+    if as_json:
+        print_json({"schema": 1, "out": str(taken)})
+    else:
+        console().print(f"written: {taken}, an adapter (peft)", soft_wrap=True, markup=False)
+
+
+def _put_heads_back(source: str, target: str, out: Path | None, as_json: bool) -> None:
+    from draftkit.convert.api import put_heads_back
+    from draftkit.engines.llama_cpp import serve_with_heads
+
+    folder, changed = put_heads_back(source, target, out)
+    if as_json:
+        print_json({"schema": 1, "out": str(folder), "changed": changed})
+        return
+    console().print(f"{source} → {folder}; written anew: {', '.join(changed) or 'nothing'}", soft_wrap=True)
+    if folder.suffix == ".gguf":
+        console().print(f"llama.cpp: {serve_with_heads(folder)}", soft_wrap=True, markup=False)
 
 
 def inspect(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -56,7 +55,7 @@ from draftkit.cli.output import (
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.io.cache import local_file, named
-from draftkit.io.store import Store, is_address, is_there, written
+from draftkit.io.store import Store, is_address, is_there
 from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
@@ -96,10 +95,9 @@ def prepare(
     that are prepared already it makes the other form: Arrow of JSONL."""
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
-    from draftkit.data.prepare import origin_of_rows, prepared_samples, root_from, samples_of, write
+    from draftkit.data.prepare import prepare as write_samples
+    from draftkit.data.prepare import rewrite
     from draftkit.data.rows import media_root_of, read_rows, rows_read_by
-    from draftkit.data.sample_files import media_folder, read_origin
-    from draftkit.data.samples import RowCounts
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report
@@ -110,33 +108,27 @@ def prepare(
     opened = open_target(target)
     options = _parse_options(template_options)
     renderer = Renderer(load_tokenizer(opened), options, system, load_vision=lambda: opened.vision)
-    left_out, report, made = rows_read_by(opened), RowCounts(), _prepared(source)
+    left_out, made, place = rows_read_by(opened), _prepared(source), None if dry_run else out
     with counted_progress("rows", limit) as on_rows:
         if made is not None:
             _refuse_given(asked, OF_ROWS)
-            samples, origin = prepared_samples(made, renderer.target, report, limit), read_origin(made)
-            root = media_folder(made).folder
+            report = rewrite(made, renderer.target, place, limit=limit, force=force)
         else:
             rows = read_rows(
                 source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out,
                 media_root=media_root,
             )  # fmt: skip
-            samples = samples_of(_counted(rows, on_rows), renderer, report, max_length, drop_loops=drop_loops)
-            origin = origin_of_rows(renderer.target, max_length)
-            root = media_root_of(source, media_root) if opened.reads_images else None
-        if dry_run:
-            deque(samples, maxlen=0)
-        else:
-            with written(out, force=force) as place:
-                stated = None if is_address(out) else root_from(place, root)
-                write(place, samples, replace(origin, media_root=stated), force=force)
-    result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)}
+            report = write_samples(
+                _counted(rows, on_rows), renderer, place, max_length=max_length, drop_loops=drop_loops,
+                media_root=media_root_of(source, media_root) if opened.reads_images else None, force=force,
+            )  # fmt: skip
+    result = {"schema": 1, "source": source, "target": target, "out": place}
     result |= report.to_dict() | {"left_out": left_out.to_dict()}
     _say_left_out(left_out)
     if as_json:
         print_json(result)
         return
-    show_report(console(), result, None if dry_run else out)
+    show_report(console(), result, place)
     if not dry_run:
         say_next("data", "check", out, "--target", target)
 

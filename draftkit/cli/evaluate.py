@@ -154,18 +154,62 @@ RequiredLengthOption = Annotated[
         help="Exit with code 3 when an acceptance length is lower.",
     ),
 ]
+AdaptersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-adapter",
+        help="A LoRA adapter (peft) on the target, merged in memory: measured beside the target; repeatable.",
+    ),
+]
+AdviseOption = Annotated[
+    bool,
+    typer.Option(
+        "--advise",
+        rich_help_panel=SPEED,
+        help="Time rounds too, and say which K would be fastest at which batch size.",
+    ),
+]
+PredictOption = Annotated[
+    bool,
+    typer.Option(
+        "--predict",
+        rich_help_panel=SPEED,
+        help="Predict acceptance at other temperatures and K, along text drawn there.",
+    ),
+]
+TreeNodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tree-nodes",
+        rich_help_panel=SPEED,
+        help="With --advise: what trees of so many nodes would bring, as 8,16,32,60, without running them.",
+    ),
+]
+ResultOption = Annotated[
+    Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", rich_help_panel=OUTPUT, help="Go on with what --out holds already.")
+]
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(rich_help_panel=OUTPUT, help="Append the raw record of every round to this JSONL file."),
+]
+DetailsOption = Annotated[
+    bool,
+    typer.Option(
+        "--details", rich_help_panel=OUTPUT, help="Show all that was measured: by position and category, latencies."
+    ),
+]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", rich_help_panel=OUTPUT, help="Print the cells as CSV on stdout and nothing else.")
+]
 
 
 def evaluate(
     asked_for: typer.Context,
     target: TargetNameOption = None,
-    target_adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target-adapter",
-            help="A LoRA adapter (peft) on the target, merged in memory: measured beside the target; repeatable.",
-        ),
-    ] = None,
+    target_adapter: AdaptersOption = None,
     draft: DraftsOption = None,
     k: TokensOption = "4",
     tree: TreeOption = None,
@@ -186,52 +230,17 @@ def evaluate(
     vllm_python: VllmPythonOption = None,
     server: ServerOption = None,
     server_baseline: ServerBaselineOption = None,
-    advise: Annotated[
-        bool,
-        typer.Option(
-            "--advise",
-            rich_help_panel=SPEED,
-            help="Time rounds too, and say which K would be fastest at which batch size.",
-        ),
-    ] = False,
-    predict: Annotated[
-        bool,
-        typer.Option(
-            "--predict",
-            rich_help_panel=SPEED,
-            help="Predict acceptance at other temperatures and K, along text drawn there.",
-        ),
-    ] = False,
-    tree_nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--tree-nodes",
-            rich_help_panel=SPEED,
-            help="With --advise: what trees of so many nodes would bring, as 8,16,32,60, without running them.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", rich_help_panel=OUTPUT, help="Go on with what --out holds already.")
-    ] = False,
-    records: Annotated[
-        Path | None,
-        typer.Option(rich_help_panel=OUTPUT, help="Append the raw record of every round to this JSONL file."),
-    ] = None,
+    advise: AdviseOption = False,
+    predict: PredictOption = False,
+    tree_nodes: TreeNodesOption = None,
+    out: ResultOption = None,
+    resume: ResumeOption = False,
+    records: RecordsOption = None,
     require_al: RequiredLengthOption = None,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details", rich_help_panel=OUTPUT, help="Show all that was measured: by position and category, latencies."
-        ),
-    ] = False,
+    details: DetailsOption = False,
     release: ReleaseOption = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", rich_help_panel=OUTPUT, help="Print the cells as CSV on stdout and nothing else.")
-    ] = False,
+    as_csv: CsvOption = False,
 ) -> None:
     """Measure drafts against their target, and say which to use. Acceptance length, latency, speed, equality with plain
     decoding."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from draftkit.data.loss_mask import REFUSALS, Renderer, RowImages, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.sample_files import read_origin, read_samples, write_samples
+from draftkit.data.sample_files import media_folder, read_origin, read_samples, write_samples
 from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
+from draftkit.io.store import is_address, written
 from draftkit.media import FiledMedium, MediaSpan
 from draftkit.results.statistics import is_looping, repetition
 
@@ -22,14 +24,15 @@ from draftkit.results.statistics import is_looping, repetition
 def prepare(
     rows: Iterable[Row],
     renderer: Renderer,
-    out: Path,
+    out: str | Path | None,
     *,
     max_length: int | None = None,
     drop_loops: bool = False,
     media_root: Path | None = None,
     force: bool = False,
 ) -> RowCounts:
-    """Write the samples of all rows to a file, which appears complete or not at all; otherwise as `samples_of`.
+    """Write the samples of all rows, as `samples_of` makes them, to a file or an address, which appears complete or not
+    at all; where `out` is None they are only counted.
 
     `media_root`: the folder below which the images of the rows lie, which is stated in the file. Raises `FormatError`
     when no row makes a sample, `DraftkitError` while another process writes the file, and what reading the rows and
@@ -37,15 +40,45 @@ def prepare(
     """
     report = RowCounts()
     samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
-    origin = origin_of_rows(renderer.target, max_length)
-    write(out, samples, replace(origin, media_root=root_from(out, media_root)), force=force)
+    _write(out, samples, origin_of_rows(renderer.target, max_length), media_root, force=force)
     return report
 
 
-def write(out: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> None:
-    """Write samples, as `write_samples`, while no other process writes the same."""
-    with sole_writer(out):
-        write_samples(out, samples, origin, force=force)
+def rewrite(
+    source: Path, target: TargetTokenizer, out: str | Path | None, *, limit: int | None = None, force: bool = False
+) -> RowCounts:
+    """Write the samples of a file, the first `limit` of them, anew as they are, as `prepare` writes those of rows.
+
+    Raises `FormatError` for those of another tokenizer than the target's.
+    """
+    origin, report = read_origin(source), RowCounts()
+    if origin.tokenizer_sha256 != target.sha256:
+        raise FormatError(
+            f"the samples were made with another tokenizer than that of {target.name}",
+            where=source,
+            expected=f"the target that they were prepared for: {origin.target}",
+        )
+    samples = _all_of(itertools.islice(read_samples(source), limit), report)
+    _write(out, samples, origin, media_folder(source).folder, force=force)
+    return report
+
+
+def _all_of(samples: Iterable[Sample], report: RowCounts) -> Iterator[Sample]:
+    for sample in samples:
+        report.rows += 1
+        report.add(sample)
+        yield sample
+
+
+def _write(
+    out: str | Path | None, samples: Iterable[Sample], origin: SamplesOrigin, root: Path | None, *, force: bool
+) -> None:
+    if out is None:
+        deque(samples, maxlen=0)
+        return
+    with written(out, force=force) as place, sole_writer(place):
+        stated = None if is_address(out) else root_from(place, root)
+        write_samples(place, samples, replace(origin, media_root=stated), force=force)
 
 
 def origin_of_rows(target: TargetTokenizer, max_length: int | None) -> SamplesOrigin:
@@ -56,24 +89,6 @@ def origin_of_rows(target: TargetTokenizer, max_length: int | None) -> SamplesOr
 def root_from(out: Path, media_root: Path | None) -> str | None:
     """The folder of images as samples in `out` state it; None where there is none."""
     return None if media_root is None else os.path.relpath(media_root.resolve(), out.absolute().parent.resolve())
-
-
-def prepared_samples(source: Path, target: TargetTokenizer, report: RowCounts, limit: int | None) -> Iterator[Sample]:
-    """The samples of a file as they are, the first `limit` of them, counted in `report`.
-
-    Raises `FormatError` for those of another tokenizer than the target's.
-    """
-    origin = read_origin(source)
-    if origin.tokenizer_sha256 != target.sha256:
-        raise FormatError(
-            f"the samples were made with another tokenizer than that of {target.name}",
-            where=source,
-            expected=f"the target that they were prepared for: {origin.target}",
-        )
-    for sample in itertools.islice(read_samples(source), limit):
-        report.rows += 1
-        report.add(sample)
-        yield sample
 
 
 def samples_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,11 +82,7 @@ def evaluate_draft(
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
-    if sweep.first.tree is not None and (advise or predict or tree_nodes):
-        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
-    for nodes in tree_nodes:
-        if not 1 <= nodes <= MOST_NODES:
-            raise SettingError(f"a tree of {nodes} nodes", "tree_nodes", expected=f"1 to {MOST_NODES}")
+    _check_forecasts(sweep, tree_nodes, others=advise or predict)
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
@@ -125,21 +121,12 @@ def evaluate_draft(
             for cell, run in _Measurement(engine, job, on_progress, label, records).cells(kept):
                 warned += [Finding("other-traffic", "warning", concern) for concern in run.concerns]
                 if reason := replaced_by(cell, cells):
-                    again = f"{cell.name}: measured again, because {reason}"
-                    warned.append(Finding("measured-again", "warning", again))
+                    warned += [Finding("measured-again", "warning", f"{cell.name}: measured again, because {reason}")]
                 cells.append(cell)
                 if saved is not None:
                     saved.add(cell)
         cells, advised = beside_plain(cells, job)
-        for cell in cells:
-            if cell.draft in opened:
-                draft = opened[cell.draft]
-                origins = {fact.name: fact for fact in draft.provenance.facts}
-                seen = Evidence(cell=cell, settings=sweep.first, spec=draft.spec, origins=origins)
-                warned += findings(seen, "measurement")
-            else:
-                warned += _of_a_server(cell, sweep.first, drafts)
-        warned += advised
+        warned += [*_of_cells(cells, opened, sweep.first, drafts), *advised]
         cells = with_shifts(cells)
         warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []
@@ -156,6 +143,15 @@ def evaluate_draft(
         if saved is not None:
             saved.write(result.to_dict())
         return result
+
+
+def _check_forecasts(sweep: Sweep, tree_nodes: Sequence[int], *, others: bool) -> None:
+    """Raise `SettingError` where forecasts, of trees or `others`, are wanted that cannot be made."""
+    if sweep.first.tree is not None and (others or tree_nodes):
+        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
+    for nodes in tree_nodes:
+        if not 1 <= nodes <= MOST_NODES:
+            raise SettingError(f"a tree of {nodes} nodes", "tree_nodes", expected=f"1 to {MOST_NODES}")
 
 
 def _default_engines(job: Job) -> Sequence[BaseEngine]:
@@ -224,6 +220,18 @@ def _sources(job: Job) -> dict[str, str]:
 def _places(job: Job) -> dict[str, Located]:
     """Where the checkpoints of the drafts lie."""
     return {name: opened.located for name, opened in job.opened.items() if opened.located is not None}
+
+
+def _of_cells(
+    cells: Iterable[Cell], opened: Mapping[str, Draft], settings: Settings, named: Sequence[str]
+) -> Iterator[Finding]:
+    """The findings about cells, by what is known of their drafts. `named`: what the user calls the drafts."""
+    for cell in cells:
+        if (draft := opened.get(cell.draft)) is None:
+            yield from _of_a_server(cell, settings, named)
+            continue
+        origins = {fact.name: fact for fact in draft.provenance.facts}
+        yield from findings(Evidence(cell=cell, settings=settings, spec=draft.spec, origins=origins), "measurement")
 
 
 def _of_a_server(cell: Cell, settings: Settings, drafts: Sequence[str]) -> list[Finding]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -37,7 +37,6 @@ from draftkit.media import (
     MediaFolder,
     Medium,
     RefusedMedia,
-    for_templates,
     media_of,
     text_of,
 )
@@ -140,7 +139,7 @@ def encode_messages(
     A template writes the beginning-of-sequence token itself, so the rendered text is not tokenized a second time.
     `thinking` is the template's `enable_thinking`; None leaves it to the template. `schemas`: of tools, for a template.
     """
-    from draftkit.targets.chat import token_ids  # needs transformers, as the tokenizer does
+    from draftkit.targets.chat import render, token_ids  # need transformers, as the tokenizer does
 
     if tokenizer.chat_template is None and template:
         raise TargetError(
@@ -148,7 +147,9 @@ def encode_messages(
         )
     if tokenizer.chat_template is None or template is False:
         return tuple(token_ids(tokenizer, "\n".join(text_of(message["content"]) for message in messages)))
-    return tuple(token_ids(tokenizer, _rendered(messages, tokenizer, thinking, schemas), special=False))
+    with _rejections(messages, tokenizer):
+        text = render(tokenizer, messages, add_generation_prompt=True, **_options(thinking, schemas))
+    return tuple(token_ids(tokenizer, text, special=False))
 
 
 def encode_images(
@@ -162,29 +163,28 @@ def encode_images(
     `RefusedMedia` for an image that it does not read."""
     if vision.tokenizer.chat_template is None:
         raise TargetError("images take a chat template, and there is none", where=vision.tokenizer.name_or_path)
-    text = _rendered(for_templates(messages), vision.tokenizer, thinking, schemas)
-    return vision.encode(text, vision.read(images))
+    with _rejections(messages, vision.tokenizer):
+        return vision.prompt(messages, images, **_options(thinking, schemas))
 
 
-def _rendered(
-    messages: Sequence[ChatMessage],
-    tokenizer: PreTrainedTokenizerBase,
-    thinking: bool | None,
-    schemas: Sequence[object] | None,
-) -> str:
-    from draftkit.targets.chat import TemplateRejection, render
+def _options(thinking: bool | None, schemas: Sequence[object] | None) -> dict[str, Any]:
+    """What a chat template is given besides the messages."""
+    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    return options | ({"tools": list(schemas)} if schemas else {})
 
-    settings: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-    if schemas:
-        settings["tools"] = list(schemas)
+
+@contextmanager
+def _rejections(messages: Sequence[ChatMessage], tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """The chat template's rejection of a prompt is a `TargetError`."""
+    from draftkit.targets.chat import TemplateRejection
+
     try:
-        text: str = render(tokenizer, messages, add_generation_prompt=True, **settings)
+        yield
     except TemplateRejection as rejection:
         raise TargetError(
             f"the chat template does not take the prompt {text_of(messages[-1]['content'])[:60]!r}: {rejection}",
             where=tokenizer.name_or_path,
         ) from rejection
-    return text
 
 
 @dataclass(frozen=True)
