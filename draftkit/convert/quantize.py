@@ -200,7 +200,8 @@ def _parts(draft: Draft, module: str, format: WeightFormat, modules: Mapping[str
     if format.preset == "W4A16":  # engines keep these scales in the dtype of the draft
         scale = scale.to(torch_dtype(draft.spec.dtype)).float()
     given = {"weight": weight, "weight_scale": scale} | ({} if whole is None else {"weight_global_scale": whole})
-    made = dict(BaseCompressor.get_value_from_registry(format.stored).compress(given, scheme))
+    with torch.compiler.set_stance("force_eager"):  # compressed-tensors 0.17 compiles, which takes a compiler
+        made = dict(BaseCompressor.get_value_from_registry(format.stored).compress(given, scheme))
     if format.preset == "W4A16":
         made["weight_scale"] = made["weight_scale"].to(torch_dtype(draft.spec.dtype))
     if format.input_scale is not None:

@@ -58,7 +58,8 @@ def test_what_is_read_is_what_fake_quantization_makes(draft: Draft, name: str) -
         if "weight_scale_2" in parts:  # a factor, where compressed-tensors has the inverse of one
             continue
         scale, whole = parts["weight_scale"].float(), parts.get("weight_global_scale")
-        expected = fake_quantize(plain[weight.name].float(), scale, None, args, global_scale=whole)
+        with torch.compiler.set_stance("force_eager"):
+            expected = fake_quantize(plain[weight.name].float(), scale, None, args, global_scale=whole)
         assert torch.equal(read[weight.name], expected)
     for n in plain.keys() - {weight.name for weight in weights.values()}:
         assert torch.equal(read[n], plain[n])
@@ -88,7 +89,8 @@ def test_inputs_are_rounded_as_compressed_tensors_rounds_them(name: str) -> None
     scale = torch.tensor(0.25) if name == "fp8" else torch.tensor(448 * 6 / 900.0)
     vars(layer)["input_scale"], vars(layer)["input_global_scale"] = scale, scale if name == "nvfp4" else None
     layer.quantization_status = QuantizationStatus.FROZEN
-    expected = forward_quantize(layer, x, "input", scheme.input_activations)
+    with torch.compiler.set_stance("force_eager"):  # compressed-tensors 0.17 compiles, which takes a compiler
+        expected = forward_quantize(layer, x, "input", scheme.input_activations)
     assert torch.equal(rounded_inputs(x, format, None if format.dynamic else scale), expected)
 
 
