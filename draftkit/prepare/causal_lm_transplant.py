@@ -64,21 +64,6 @@ class Transplant:
         }
 
 
-def transplant_tokenizer(
-    donor: str,
-    tokenizer_of: str,
-    out: Path,
-    *,
-    weighting: Weighting = "mean",
-    layers: str | None = None,
-    intermediate: int | None = None,
-    force: bool = False,
-) -> Path:
-    """Write the donor with another model's tokenizer to `out`; see `plan_transplant`."""
-    plan = plan_transplant(donor, tokenizer_of, weighting=weighting, layers=layers, intermediate=intermediate)
-    return plan.write(out, force=force)
-
-
 def plan_transplant(
     donor: str,
     tokenizer_of: str,

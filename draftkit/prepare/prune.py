@@ -92,20 +92,6 @@ class Pruning:
         return refusal_by_vllm(self.pruned.spec)
 
 
-def prune_vocabulary(
-    draft: str,
-    data: Path,
-    out: Path,
-    *,
-    size: int,
-    target: str | None = None,
-    keep: Sequence[str] = (),
-    force: bool = False,
-) -> Path:
-    """Write the draft over `size` tokens to `out`; see `plan_pruning`."""
-    return plan_pruning(draft, data, size=size, target=target, keep=keep).write(out, force=force)
-
-
 def plan_pruning(
     draft: str,
     data: Path,

@@ -31,10 +31,6 @@ class Cost(NamedTuple):
     chosen: float
     layers: int
 
-    def read_by(self, tokens: int) -> float:
-        """Parameters that are read by so many tokens together, each sent to experts by chance."""
-        return self.per_token + self.experts * (1 - self.chosen - (1 - self.chosen) ** tokens)
-
 
 def read_cost(folder: Path) -> Cost:
     """The cost of the language model in a folder, of a multi-modal one its text side. Raises `FormatError` for what is

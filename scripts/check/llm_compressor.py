@@ -50,7 +50,7 @@ def main() -> None:
     asked = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as scratch:
-        writer = Path(__file__).with_name("_llm_compressor_write.py")
+        writer = Path(__file__).with_name("parts") / "llm_compressor_write.py"
         subprocess.run([asked.python, str(writer), scratch, *SCHEMES], check=True, capture_output=True)
         for scheme in SCHEMES:
             weights, count = differing(Path(scratch), scheme)

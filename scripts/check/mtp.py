@@ -2,8 +2,8 @@
 
 `python -m scripts.check.mtp --work DIR [--seeds 3] [--steps 120] [--ways unrolled one-step]`
 
-The target (`_mtp_hybrid.py`) comes with a head that was trained for one step ahead; serving uses it for K of them. It
-is trained on the target's own greedy answers to questions of the training files. Judged by decoding the embedded
+The target (`parts/mtp_hybrid.py`) comes with a head that was trained for one step ahead; serving uses it for K of them.
+It is trained on the target's own greedy answers to questions of the training files. Judged by decoding the embedded
 prompts, which neither was trained on, greedily: the share of rounds in which the drafts at 1, 2 and 3 were accepted.
 Shares are over all seeds; intervals resample prompts, the same ones on both sides of a difference, and hold for the
 positions together. `--ways`: K unrolled steps (FastMTP), and for comparison one step, as the head was made; both learn
@@ -40,7 +40,7 @@ from draftkit.targets.target import Target
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
 from draftkit.train.settings import Optimization, Validation
-from scripts.check._mtp_hybrid import train_hybrid
+from scripts.check.parts.mtp_hybrid import train_hybrid
 from scripts.zoo._samples import questions
 
 K = 3

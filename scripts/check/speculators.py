@@ -37,7 +37,7 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import load_eagle
 from draftkit.targets.target import load_target
-from scripts.check._speculators_cases import DRAFTS, REFUSED, ROWS, SAME, SOURCES, Made, save_inputs
+from scripts.check.parts.speculators_cases import DRAFTS, REFUSED, ROWS, SAME, SOURCES, Made, save_inputs
 
 TARGET = str(zoo.path("target"))
 EMBEDDED = "zoo:eagle3"
@@ -51,7 +51,7 @@ def run_library(python: str, jobs: Jobs, scratch: Path) -> Jobs:
     result = scratch / "result.json"
     result.unlink(missing_ok=True)
     ran = subprocess.run(
-        [python, "-m", "scripts.check._speculators_worker"],
+        [python, "-m", "scripts.check.parts.speculators_worker"],
         input=json.dumps({"jobs": jobs, "result": str(result)}),
         capture_output=True,
         text=True,

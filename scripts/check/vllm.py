@@ -7,9 +7,9 @@ embedded target, greedily in float32 on the CPU; so are n-grams. Output tokens, 
 the accepted tokens at each position must be the same, and one request at least must have 25 rounds. A draft that vLLM
 cannot express must be refused by it. Exits with 1 when anything differs.
 
-Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `_vllm_on_cpu.py` explains.
+Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `parts/vllm_on_cpu.py` explains.
 
-Tiny random targets of today's architectures (`_vllm_targets.py`) come after these: with n-grams, and with drafts
+Tiny random targets of today's architectures (`parts/vllm_targets.py`) come after these: with n-grams, and with drafts
 trained on their answers where vLLM takes them: EAGLE-3, and a multi-token prediction head of their own, put back into
 the target after its training, and taken out again. Several modules draft in turn in the V2 runner alone. Gemma-4's
 assistants are not trained, and drafted from as they were made.
@@ -61,7 +61,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.media import of_length
 from draftkit.targets.target import Target, load_target
-from scripts.check._vllm_targets import (
+from scripts.check.parts.vllm_targets import (
     ASSISTANT,
     NGRAM,
     ORDERED_ASSISTANT,
@@ -249,7 +249,7 @@ def run_vllm(python: str, job: dict[str, object]) -> dict[str, Any] | None:
         result = Path(folder) / "vllm.json"
         job = job | {"result": str(result)}
         ran = subprocess.run(
-            [python, "-m", "scripts.check._vllm_generate"],
+            [python, "-m", "scripts.check.parts.vllm_generate"],
             input=json.dumps(job),
             capture_output=True,
             text=True,
@@ -441,7 +441,7 @@ class Comparison:
         self.differences += not (same == len(ours) and equal == compared and complete and counts and refusal is None)
 
     def _job(self, settings: dict[str, object], *, v2: bool) -> dict[str, object]:
-        """What `_vllm_generate.py` reads."""
+        """What `parts/vllm_generate.py` reads."""
         return self.pair.job | {
             "target": str(self.pair.folder),
             "speculative": settings,

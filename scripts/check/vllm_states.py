@@ -6,7 +6,7 @@ python -m scripts.check.vllm_states --vllm-python ENV/bin/python [--target zoo:t
 Both engines write shards of the same samples. For each stored state are printed: its root mean square, the largest
 difference between the engines, and relative differences (norm of the difference, of the states'): of vLLM to
 transformers, and of each to transformers in float32. Exits with 1 when the engines differ by more than twice what the
-rounding of the dtype makes of transformers' own states. `--tiny`: random targets of `_vllm_targets.py` instead;
+rounding of the dtype makes of transformers' own states. `--tiny`: random targets of `parts/vllm_targets.py` instead;
 `--seeing`: random ones that read images, with samples that have one, for which vLLM's environment needs torchvision.
 `--int4`: vLLM runs the target with projections in 4 bits (compressed-tensors), transformers the same values as floats.
 """
@@ -45,7 +45,7 @@ from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.states import FINAL, AuxLayers
-from scripts.check._vllm_targets import TARGETS, TinyTarget, prompts, save_tiny_target
+from scripts.check.parts.vllm_targets import TARGETS, TinyTarget, prompts, save_tiny_target
 
 FEW = 4  # layers, of which all states are compared
 ROUNDING = 3e-5  # of float32, which sums in another order

@@ -141,7 +141,7 @@ MODELOPT = Path(__file__).parents[1] / "fixtures/quantized/modelopt.safetensors"
 
 @pytest.mark.parametrize("algorithm", ["FP8", "FP8_PB_WO", "W4A16_NVFP4", "NVFP4", "MXFP8"])
 def test_what_modelopt_packs_is_read_as_modelopt_reads_it(algorithm: str) -> None:
-    """Packed and dequantized by its own functions, in `scripts/check/_modelopt_pack.py`; bit for bit."""
+    """Packed and dequantized by its own functions, in `scripts/check/parts/modelopt_pack.py`; bit for bit."""
     tensors = load_file(MODELOPT)
     parts = {name.removeprefix(f"{algorithm}."): t for name, t in tensors.items() if name.startswith(f"{algorithm}.")}
     expected = parts.pop("expected")

@@ -38,7 +38,7 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.prepare.head import open_head
-from draftkit.prepare.prune import plan_pruning, prune_vocabulary
+from draftkit.prepare.prune import plan_pruning
 from draftkit.prepare.vocabulary import open_vocabulary
 from draftkit.requests import Request
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, SharedVocabulary
@@ -194,7 +194,7 @@ def test_over_the_tokens_that_it_drafts_nothing_changes(
     drafted = sorted({token for proposal in proposals(before) for token in proposal})
     data = samples_file(tmp_path / "data.jsonl", drafted, running_target)
     size = len({*drafted, EOS} if make is not eagle3 else drafted)  # eagle3 has no eos
-    out = prune_vocabulary(str(source), data, tmp_path / "out", size=size, target=str(running_target))
+    out = plan_pruning(str(source), data, size=size, target=str(running_target)).write(tmp_path / "out")
     after = generate(model, drafter(out))
     assert set(drafted) <= set(ids_of(out))
     assert proposals(after) == proposals(before)
@@ -208,7 +208,7 @@ def test_logits_of_the_kept_tokens_are_the_same_bits(
 ) -> None:
     source = make(tmp_path / "draft")
     data = samples_file(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
-    out = prune_vocabulary(str(source), data, tmp_path / "out", size=40, target=str(running_target))
+    out = plan_pruning(str(source), data, size=40, target=str(running_target)).write(tmp_path / "out")
     whole, pruned = drafter(source), drafter(out)
     states = torch.randn(5, pico.HIDDEN, generator=torch.Generator().manual_seed(0))
     ids = ids_of(out)
@@ -226,7 +226,7 @@ def test_a_model_drafts_kept_tokens_only_and_the_output_stays(
     source = make(tmp_path / "draft")
     plain = [g.tokens for g in generate(model, None)]
     data = samples_file(tmp_path / "data.jsonl", plain[0], running_target)
-    out = prune_vocabulary(str(source), data, tmp_path / "out", size=8)
+    out = plan_pruning(str(source), data, size=8).write(tmp_path / "out")
     generations = generate(model, drafter(out))
     drafted = {token for proposal in proposals(generations) for token in proposal}
     assert drafted <= set(ids_of(out))
@@ -261,9 +261,9 @@ def test_two_prunings_are_one(make: Make, tmp_path: Path, running_target: Path) 
     data = samples_file(
         tmp_path / "data.jsonl", [t for n, t in enumerate(range(3, 250, 2)) for _ in range(n % 7)], running_target
     )
-    once = prune_vocabulary(source, data, tmp_path / "once", size=20, target=target)
-    first = prune_vocabulary(source, data, tmp_path / "first", size=60, target=target)
-    twice = prune_vocabulary(str(first), data, tmp_path / "twice", size=20, target=target)
+    once = plan_pruning(source, data, size=20, target=target).write(tmp_path / "once")
+    first = plan_pruning(source, data, size=60, target=target).write(tmp_path / "first")
+    twice = plan_pruning(str(first), data, size=20, target=target).write(tmp_path / "twice")
     assert ids_of(once) == ids_of(twice)
     assert read_draft(once).spec == read_draft(twice).spec
     both = weights(once), weights(twice)
@@ -278,9 +278,8 @@ def test_a_map_in_another_order_comes_out_in_order(tmp_path: Path, running_targe
     tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
     source = pico.write_checkpoint(tmp_path / "draft", pico.eagle3_config(), tensors)
     data = samples_file(tmp_path / "data.jsonl", ids[::4].tolist(), running_target)
-    out = prune_vocabulary(
-        str(source), data, tmp_path / "out", size=len(ids[::4]) + (EOS in ids), target=str(running_target)
-    )
+    size = len(ids[::4]) + (EOS in ids)
+    out = plan_pruning(str(source), data, size=size, target=str(running_target)).write(tmp_path / "out")
     rows = {token: tensors[HEAD][row] for row, token in enumerate(ids.tolist())}
     assert ids_of(out) == sorted({*ids[::4].tolist(), *({EOS} & set(ids.tolist()))})
     assert torch.equal(weights(out)[HEAD], torch.stack([rows[token] for token in ids_of(out)]))
@@ -290,10 +289,8 @@ def test_a_map_in_another_order_comes_out_in_order(tmp_path: Path, running_targe
 def test_rows_of_a_borrowed_head_are_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
     target = pico.save_tokenizer(tmp_path / "target")
     pico.llama().to(dtype).save_pretrained(target)
-    out = prune_vocabulary(
-        str(eagle(tmp_path / "draft")), samples_file(tmp_path / "data.jsonl", [9, 5, 9], target), tmp_path / "out",
-        size=3, target=str(target),
-    )  # fmt: skip
+    draft, data = eagle(tmp_path / "draft"), samples_file(tmp_path / "data.jsonl", [9, 5, 9], target)
+    out = plan_pruning(str(draft), data, size=3, target=str(target)).write(tmp_path / "out")
     assert ids_of(out) == [EOS, 5, 9]
     assert torch.equal(weights(out)[HEAD], weights(target)[HEAD][ids_of(out)])
     spec = read_draft(out).spec.architecture
@@ -307,7 +304,7 @@ def test_rows_of_a_borrowed_head_are_the_targets(dtype: torch.dtype, tmp_path: P
 def test_other_layouts_get_map_and_mask(to: str, tmp_path: Path, running_target: Path) -> None:
     source, target = str(eagle3(tmp_path / "draft")), str(running_target)
     data = samples_file(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
-    out = prune_vocabulary(source, data, tmp_path / "out", size=30, target=target)
+    out = plan_pruning(source, data, size=30, target=target).write(tmp_path / "out")
     foreign = convert_checkpoint(str(out), tmp_path / to, to=to, target=target, allow_lossy=True)
     found, ids = weights(foreign), torch.tensor(ids_of(out))
     assert torch.equal(found[D2T], ids - torch.arange(30))
@@ -321,7 +318,7 @@ def test_other_layouts_get_map_and_mask(to: str, tmp_path: Path, running_target:
 def test_transformers_loads_the_folder_of_a_model_unchanged(make: Make, tmp_path: Path, running_target: Path) -> None:
     source = make(tmp_path / "draft")
     data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
-    out = prune_vocabulary(str(source), data, tmp_path / "out", size=3)
+    out = plan_pruning(str(source), data, size=3).write(tmp_path / "out")
     models = [AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True) for folder in (source, out)]
     for _, info in models:
         assert not info["missing_keys"]
@@ -351,7 +348,7 @@ def test_head_ids_are_tokens_in_order(ids: tuple[int, ...]) -> None:
 
 def test_the_layout_of_transformers_would_lose_the_vocabulary(tmp_path: Path, running_target: Path) -> None:
     data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
-    out = prune_vocabulary(str(causal_lm(tmp_path / "draft")), data, tmp_path / "out", size=3)
+    out = plan_pruning(str(causal_lm(tmp_path / "draft")), data, size=3).write(tmp_path / "out")
     with pytest.raises(LayoutError, match="head_ids is a list of 3 tokens"):
         convert_checkpoint(str(out), tmp_path / "hf", to="hf")
 

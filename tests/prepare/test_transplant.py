@@ -34,7 +34,6 @@ from draftkit.prepare.causal_lm_transplant import (
     parse_layers,
     plan_transplant,
     shares,
-    transplant_tokenizer,
     transplanted_rows,
 )
 from draftkit.prepare.matching import Match, Segmenter, count_kinds, match_vocabularies
@@ -92,7 +91,7 @@ EXTRA = [AddedToken("the", special=False, normalized=False), AddedToken("<think>
 )
 def test_onto_its_own_tokenizer_nothing_changes(make: Maker, options: dict[str, object], tmp_path: Path) -> None:
     donor = save(tmp_path / "donor", make(), **options)
-    out = transplant_tokenizer(donor, donor, tmp_path / "out")
+    out = plan_transplant(donor, donor).write(tmp_path / "out")
     before, after = tensors(donor), tensors(out)
     assert before.keys() == after.keys()
     assert all(same_bits(before[name], after[name]) for name in before)
@@ -103,7 +102,7 @@ def test_onto_its_own_tokenizer_nothing_changes(make: Maker, options: dict[str, 
 
 
 def test_the_zoo_onto_itself(tmp_path: Path) -> None:
-    out = transplant_tokenizer("zoo:draft-model", "zoo:target", tmp_path / "out")
+    out = plan_transplant("zoo:draft-model", "zoo:target").write(tmp_path / "out")
     before, after = tensors(zoo.path("draft-model")), tensors(out)
     assert before.keys() == after.keys()
     assert all(same_bits(before[name], after[name]) for name in before)
@@ -254,7 +253,7 @@ def test_rows_are_made_block_by_block() -> None:
 def test_the_result_drafts_for_the_target(tmp_path: Path) -> None:
     donor = save(tmp_path / "donor", sentencepiece(), dtype="bfloat16")
     target = save(tmp_path / "target", byte_level(), padding=9, seed=1)
-    out = transplant_tokenizer(donor, target, tmp_path / "out")
+    out = plan_transplant(donor, target).write(tmp_path / "out")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     text = tokenizer.apply_chat_template([{"role": "user", "content": "the naïve cat"}], return_tensors="pt")
     assert model.dtype == torch.bfloat16
@@ -277,7 +276,7 @@ def test_families_with_other_names(tmp_path: Path) -> None:
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "donor")
     tokenizer.save_pretrained(tmp_path / "donor")
     target = save(tmp_path / "target", sentencepiece())
-    out = transplant_tokenizer(str(tmp_path / "donor"), target, tmp_path / "out")
+    out = plan_transplant(str(tmp_path / "donor"), target).write(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.get_input_embeddings().weight.shape[0] == len(sentencepiece())
     assert model(torch.tensor([[1, 5, 300]])).logits.isfinite().all()
@@ -315,12 +314,12 @@ def test_trimming(tmp_path: Path) -> None:
     for layer in model.model.layers:
         layer.mlp.down_proj.weight.data[:, ::2] = 0
     model.save_pretrained(donor)
-    narrow = transplant_tokenizer(donor, donor, tmp_path / "narrow", intermediate=48)
+    narrow = plan_transplant(donor, donor, intermediate=48).write(tmp_path / "narrow")
     tokens = torch.arange(40)[None]
     result = AutoModelForCausalLM.from_pretrained(narrow)
     assert result.config.intermediate_size == 48
     torch.testing.assert_close(result(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-4)
-    short = transplant_tokenizer(donor, donor, tmp_path / "short", layers="0,3", intermediate=96)
+    short = plan_transplant(donor, donor, layers="0,3", intermediate=96).write(tmp_path / "short")
     before, after = tensors(donor), tensors(short)
     assert same_bits(before["model.layers.3.mlp.up_proj.weight"], after["model.layers.1.mlp.up_proj.weight"])
     assert AutoModelForCausalLM.from_pretrained(short)(tokens).logits.isfinite().all()

@@ -1,6 +1,6 @@
 """Matrices packed by ModelOpt's own functions, with what its own dequantization makes of them in float32.
 
-`python scripts/check/_modelopt_pack.py OUT.safetensors` with the Python of an environment with nvidia-modelopt; it
+`python scripts/check/parts/modelopt_pack.py OUT.safetensors` with the Python of an environment with nvidia-modelopt; it
 writes `tests/fixtures/quantized/modelopt.safetensors`, which `tests/convert/test_quantize.py` reads.
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftkit.engines.vllm.worker import media_of
-from scripts.check import _vllm_on_cpu as vllm_on_cpu
+from scripts.check.parts import vllm_on_cpu
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

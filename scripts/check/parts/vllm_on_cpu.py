@@ -1,4 +1,4 @@
-"""What vLLM 0.32 lacks on a CPU to be a judge of block drafts and hybrid targets; used by _vllm_generate.py.
+"""What vLLM 0.32 lacks on a CPU to be a judge of block drafts and hybrid targets; used by vllm_generate.py.
 
 DSpark, DFlash2 and DFlash drafts of mixed windows run in its V2 model runner only, which is written in Triton, and the
 CPU build finds no compiler for that. Two of the kernels that it does have fail on what these drafts give them.

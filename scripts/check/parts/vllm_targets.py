@@ -29,7 +29,7 @@ from draftkit.requests import Request
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
 from draftkit.train.settings import Optimization, Validation
-from scripts.check._mtp_heads import add_head, new_head
+from scripts.check.parts.mtp_heads import add_head, new_head
 
 VOCABULARY = 320
 PROMPTS = (24, 9, 40, 17, 31, 12)  # tokens

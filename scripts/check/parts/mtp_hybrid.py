@@ -18,7 +18,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.loading import load_model
-from scripts.check._mtp_heads import add_head, new_head
+from scripts.check.parts.mtp_heads import add_head, new_head
 from scripts.zoo._lm import fit, training_tokens
 
 HEAD_LOSS = 0.3  # what the head's loss counts beside the target's, as in DeepSeek-V3's first ten trillion tokens
