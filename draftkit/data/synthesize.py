@@ -7,15 +7,14 @@ loop, and of a language that is wanted.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from draftkit.data.categories import LANGUAGES, language_of
+from draftkit.data.categories import LANGUAGES, language_of, words_of
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.regenerate import OnProgress, row_seed
 from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
@@ -34,20 +33,22 @@ IN_VAIN = 1000  # attempts without a prompt that is kept, after which nothing mo
 
 @dataclass(frozen=True)
 class Opening:
-    """A chat template cut at the user's first words: `tokens` before them, the text that `closes` them, if any does.
+    """A chat template cut at the user's words: what each of them begins with, by turns, and the `tokens` up to there;
+    the text that `closes` them, if any does.
 
     `end_ids`: what ends the user's turn, the target's own end tokens and the one token that closes it, where it is one.
     `special_ids`: what no user writes.
     """
 
-    tokens: tuple[int, ...]
+    begins: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
     closes: str
     end_ids: frozenset[int]
     special_ids: frozenset[int]
 
 
-def opening(renderer: Renderer) -> Opening:
-    """Where a user's turn begins and ends in the target's chat template.
+def opening(renderer: Renderer, begins: Sequence[str] = ()) -> Opening:
+    """Where a user's turn begins and ends in the target's chat template; `begins`: the first words of the user's turns.
 
     Raises `TargetError` for a target without a template, which is a base model, and for a template in which a user's
     message cannot be found.
@@ -71,8 +72,11 @@ def opening(renderer: Renderer) -> Opening:
             expected="a template that marks where the user's words begin",
         )
     special = frozenset(id for id, token in target.tokenizer.added_tokens_decoder.items() if token.special)
+    begins = tuple(begins) or ("",)
     return Opening(
-        tokens=tuple(renderer.ids(before.rstrip(" "))),  # a space before the words belongs to the first of them
+        begins=begins,
+        # A space before the words that follow belongs to the first of them.
+        tokens=tuple(tuple(renderer.ids((before + begin).rstrip(" "))) for begin in begins),
         closes=next(iter(after.split()), ""),
         end_ids=target.end_ids | special.intersection(renderer.ids(after)[:1]),
         special_ids=special,
@@ -83,8 +87,9 @@ def opening(renderer: Renderer) -> Opening:
 class SynthesizeSettings:
     """Settings of how prompts are made; a file is continued only with the settings that it was begun with.
 
-    `languages`: those kept, all where empty. `min_words` of a prompt; `max_new_tokens` bounds it. The others are as in
-    `RegenerateSettings`. Raises `SettingError` for values outside their range.
+    `begins`: what users' words begin with, by turns. `languages`: those kept, all where empty. `min_words` of a prompt;
+    `max_new_tokens` bounds what is written of it. The others are as in `RegenerateSettings`. Raises `SettingError` for
+    values outside their range.
     """
 
     target: str
@@ -96,6 +101,7 @@ class SynthesizeSettings:
     top_k: int
     top_p: float
     seed: int
+    begins: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     min_words: int = 3
     max_new_tokens: int = 256
@@ -110,9 +116,11 @@ class SynthesizeSettings:
         require_setting(self.temperature > 0, "temperature", self.temperature, f"above 0: {why}")
 
     def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
-        """The settings as they are stored, as of `RegenerateSettings.header`."""
+        """The settings as they are stored, as of `RegenerateSettings.header`; `begins` where there are any, which
+        files of earlier releases do not say."""
         same = tokenizer.identity | {"target_sha256": target_sha256, "target": public_name(self.target)}
-        return asdict(self) | {"languages": list(self.languages)} | same
+        stated = asdict(self) | {"begins": list(self.begins), "languages": list(self.languages)} | same
+        return stated if self.begins else {name: value for name, value in stated.items() if name != "begins"}
 
     def sampling(self, cut: Opening) -> Sampling:
         """These settings in the form that a responder takes."""
@@ -128,7 +136,7 @@ class PromptFile(ResponseFile):
 
     def __init__(self, place: Path | str, settings: Mapping[str, object]):
         super().__init__(place, settings, SYNTHESIZED)
-        self.seen = {_words(str(row.get("prompt"))) for _, row in self.rows()}
+        self.seen = {_said(str(row.get("prompt"))) for _, row in self.rows()}
         self.attempts = max((self._number(id) + 1 for id in self.done), default=0)
 
     def _number(self, id: str) -> int:
@@ -189,25 +197,26 @@ class _Attempts:
         """The next attempt; None where enough are under way, some of which will be left out."""
         if not self._missing or self._asked - self._out.attempts > self._missing + self._missing // 4:
             return None
-        id = f"{ID}{self._asked}"
+        id, tokens = f"{ID}{self._asked}", self._cut.tokens[self._asked % len(self._cut.begins)]
         self._asked += 1
-        return RowPrompt(id, self._cut.tokens, row_seed(self._settings.seed, id, 0))
+        return RowPrompt(id, tokens, row_seed(self._settings.seed, id, 0))
 
     def answer(self, prompt: RowPrompt, answer: tuple[int, ...] | Refusal) -> None:
         """Take in what was written, and judge all attempts that are next in turn."""
         self._waiting[prompt.id] = answer
         while self._missing and (id := f"{ID}{self._out.attempts}") in self._waiting:
+            turn = self._out.attempts % len(self._cut.begins)
             self._out.attempts += 1
-            self._judge(id, self._waiting.pop(id))
+            self._judge(id, turn, self._waiting.pop(id))
 
-    def _judge(self, id: str, answer: tuple[int, ...] | Refusal) -> None:
+    def _judge(self, id: str, turn: int, answer: tuple[int, ...] | Refusal) -> None:
         seen = self._out.seen
-        text, reason = _prompt_of(answer, self._cut, self._renderer.target, self._settings, seen)
+        text, reason = _prompt_of(answer, turn, self._cut, self._renderer.target, self._settings, seen)
         self._in_vain = self._in_vain + 1 if reason else 0
         if reason:
             self.left_out[reason] += 1
             return
-        seen.add(_words(text))
+        seen.add(_said(text))
         self._kept.append({"id": id, "category": language_of(text), "prompt": text})
 
     def write(self, every: float = 0.0) -> int:
@@ -230,23 +239,24 @@ class _Attempts:
 
 
 def _prompt_of(
-    answer: tuple[int, ...] | Refusal, cut: Opening, target: TargetTokenizer, settings: SynthesizeSettings,
+    answer: tuple[int, ...] | Refusal, turn: int, cut: Opening, target: TargetTokenizer, settings: SynthesizeSettings,
     seen: set[str],
 ) -> tuple[str, str | None]:  # fmt: skip
-    """The user's words, and why they are left out, None where they are not."""
+    """The user's words, which begin with those whose `turn` it is, and why they are left out, None where they are
+    not."""
     if isinstance(answer, Refusal):
         return "", "refused"
     ended = bool(answer) and answer[-1] in cut.end_ids
     drawn = answer[:-1] if ended else answer
-    text = target.tokenizer.decode(drawn, skip_special_tokens=False)
+    text = _goes_on(cut.tokens[turn], drawn, target)
     if cut.closes and cut.closes in text:
         text, ended = text.partition(cut.closes)[0], True
     if not ended:
         return "", "unfinished"
+    text = (cut.begins[turn] + text).strip()
     if not cut.special_ids.isdisjoint(target.tokenizer(text, add_special_tokens=False).input_ids):
         return "", "with special tokens"
-    text = text.strip()
-    words = _words(text)
+    words = _said(text)
     if words.count(" ") + 1 < settings.min_words:
         return "", "too short"
     if is_looping(repetition(drawn)):
@@ -256,11 +266,13 @@ def _prompt_of(
     return text, "duplicate" if words in seen else None
 
 
-def _words(text: str) -> str:
-    """The words of a prompt, by which two are the same whatever their case, spaces and punctuation."""
-    return " ".join(re.findall(r"\w", text.casefold()) if _unspaced(text) else re.findall(r"\w+", text.casefold()))
+def _goes_on(before: Sequence[int], drawn: Sequence[int], target: TargetTokenizer) -> str:
+    """The text of tokens `drawn` after others, with the space that the first of them may begin with."""
+    behind = target.tokenizer.decode(before, skip_special_tokens=False)
+    whole: str = target.tokenizer.decode([*before, *drawn], skip_special_tokens=False)
+    return whole[len(behind) :]
 
 
-def _unspaced(text: str) -> bool:
-    """Whether words are not set apart by spaces, so that each letter counts as one."""
-    return language_of(text) in ("zh", "ja", "th")
+def _said(text: str) -> str:
+    """What a prompt says, by which two are the same."""
+    return " ".join(words_of(text))

@@ -30,6 +30,7 @@ from draftkit.checks import training_models
 from draftkit.checks.evidence import Data, Evidence
 from draftkit.checks.registry import checks_of, run_checks
 from draftkit.checks.training_data import check_data, survey
+from draftkit.data.decontamination import NearPrompts
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.rows import Conversation, Row, parse_row, read_rows
@@ -184,6 +185,29 @@ def test_answers_that_repeat_themselves_are_left_out_where_that_is_asked() -> No
     (kept,) = samples_of(rows, renderer, report, drop_loops=True)
     assert kept.tokens.tolist() == spoken_once.tokens.tolist()
     assert (report.samples, report.tallies[Reason.LOOPS].count) == (1, 1)
+
+
+def test_rows_near_an_excluded_prompt_are_left_out() -> None:
+    """Whether a user or the assistant says it; case and punctuation do not matter, nor a word in ten."""
+    asked = "Name the three largest moons of the planet that has the widest rings around it, please."
+    near = asked.upper().replace("WIDEST", "broadest").replace(",", " -")
+    said = [("q", f"Sure: {near}", False)], [(near, "Titan", False)], [("Name the three largest moons.", "Io", False)]
+    rows = [row(conversation(turns)) for turns in said] + [Row("t", "all", "test", f"He asked: {near}")]
+    report = RowCounts()
+    without = NearPrompts([("set 7", asked), ("set 8", "?!")])
+    (kept,) = samples_of(rows, Renderer(tokenizer(templates.CHATML)), report, without=without)
+    assert report.tallies[Reason.NEAR].count == 3
+    assert report.tallies[Reason.NEAR].examples[0].endswith(": set 7")
+    assert "Io" in tokenizer(templates.CHATML).tokenizer.decode(kept.tokens.tolist())
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=9), st.lists(st.sampled_from("abcd"), max_size=6))
+def test_what_is_near_is_told_by_shares_of_runs(text: list[str], prompt: list[str]) -> None:
+    def runs(words: list[str]) -> set[str]:
+        return {" ".join(words[at : at + 3]) for at in range(max(len(words) - 2, 1))} if words else set()
+
+    wanted, found = runs(prompt), NearPrompts([("p", " ".join(prompt))]).found_in(" ".join(text))
+    assert (found == "p") == (2 * len(wanted & runs(text)) > len(wanted))
 
 
 def test_plain_text_is_supervised_but_for_its_first_token() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,13 +43,13 @@ SETTINGS = SynthesizeSettings(
 def test_the_template_is_cut_before_the_user_s_words(template: str, before: str) -> None:
     target = tokenizer(template)
     cut = opening(Renderer(target))
-    assert target.tokenizer.decode(list(cut.tokens)) == before
+    assert [target.tokenizer.decode(list(tokens)) for tokens in cut.tokens] == [before]
     assert cut.end_ids >= target.end_ids
 
 
 def test_a_system_message_stands_before_the_cut() -> None:
     cut = opening(Renderer(TARGET, system="Ask about cooking."))
-    assert TARGET.tokenizer.decode(list(cut.tokens)).startswith("<|im_start|>system\nAsk about cooking.<|im_end|>")
+    assert TARGET.tokenizer.decode(list(cut.tokens[0])).startswith("<|im_start|>system\nAsk about cooking.<|im_end|>")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,27 @@ def test_what_runs_together_and_interruptions_change_nothing(tmp_path: Path) -> 
     parts.write_text(whole.read_text().replace('"id":"synthetic-', '"id":"mine-', 1))
     with pytest.raises(FormatError, match="was not synthesized"):
         written(parts, 30)
+
+
+def test_prompts_begin_as_they_are_told_to_by_turns(tmp_path: Path) -> None:
+    """What follows keeps its space, words alone are no duplicate, and a file is gone on with by the same beginnings."""
+
+    class Goes(Writer):
+        def words(self, seed: int) -> tuple[int, ...]:
+            return (*TARGET.tokenizer(f" number {seed % 97}, please", add_special_tokens=False).input_ids, IM_END)
+
+    settings = replace(SETTINGS, begins=("Summarize", "Translate to French:"))
+    renderer, path = Renderer(TARGET), tmp_path / "prompts.jsonl"
+    cut = opening(renderer, settings.begins)
+    for count in (3, 8):
+        synthesize(count, cut, renderer, Goes(), PromptFile(path, settings.header(TARGET)), settings)
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    for line in lines:
+        begin = settings.begins[int(line["id"].rpartition("-")[2]) % 2]
+        assert re.fullmatch(rf"{begin} number \d+, please", line["prompt"])
+    assert TARGET.tokenizer.decode(list(cut.tokens[1])) == "<|im_start|>user\nTranslate to French:"
+    with pytest.raises(DraftkitError, match="begins"):
+        PromptFile(path, SETTINGS.header(TARGET))
 
 
 def test_a_target_that_writes_nothing_usable_is_an_error(tmp_path: Path) -> None:
