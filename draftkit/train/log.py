@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import isfinite
@@ -29,10 +29,12 @@ LENGTH = "eval_acceptance_length"
 ALPHA = "eval_alpha"
 LOSS = "eval_loss"
 PACE = "tokens_per_second"
+TOKENS = "tokens"
+PROCESSOR = "processor_seconds"
 FEW = 10  # held-out documents by which no draft is told from another
 QUIET = ("epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second",
          "grad_norm", "learning_rate", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
-         PACE, LENGTH)  # fmt: skip
+         PACE, TOKENS, PROCESSOR, LENGTH)  # fmt: skip
 DETAIL = ("loss_", "agree_", "alpha_", "accepted_", "acceptance_length")  # the trackers have them all, a line the first
 MEANING = {
     "loss_1": "that of the draft's first token",
@@ -45,16 +47,23 @@ MEANING = {
 
 
 class Pace:
-    """How fast a run goes. `tokens`: those of a step, on all processes together; `step`: the first of this process."""
+    """How far a run has come, and how fast it goes. `tokens`: those of a step, on all processes together; `step`: the
+    first of this process; `history`: the log before it."""
 
-    def __init__(self, tokens: float, step: int):
+    def __init__(self, tokens: float, step: int, history: Sequence[Mapping[str, Any]] = ()):
         self._tokens, self._step = tokens, step
-        self._began = time.monotonic()
+        before = next((entry[PROCESSOR] for entry in reversed(history) if PROCESSOR in entry), 0.0)
+        self._began, self._used = time.monotonic(), time.process_time() - before
 
     def at(self, step: int) -> dict[str, float]:
         """The tokens a second up to a step, for the log; nothing before the first."""
         seconds, steps = time.monotonic() - self._began, step - self._step
         return {PACE: round(self._tokens * steps / seconds, 1)} if steps > 0 and seconds > 0 else {}
+
+    def spent(self, step: int) -> dict[str, float]:
+        """The tokens read up to a step, padding left out, and the processor time of steps and validations in seconds:
+        that of the first process, in all parts of a resumed run."""
+        return {TOKENS: round(self._tokens * step), PROCESSOR: round(time.process_time() - self._used, 2)}
 
 
 class LogLines(ProgressCallback):
@@ -124,12 +133,14 @@ def _short(value: object) -> str:
 @dataclass(frozen=True)
 class ValidatedStep:
     """A validation. `loss`: of the held-out answers, None in runs of earlier releases. `alpha`: the chance that a draft
-    token is accepted, on the same."""
+    token is accepted, on the same. `tokens` and `processor_seconds` as of `Pace.spent`."""
 
     step: int
     length: Interval
     loss: float | None
     alpha: float | None = None
+    tokens: float | None = None
+    processor_seconds: float | None = None
 
     @property
     def merit(self) -> tuple[float, float, float]:
@@ -224,7 +235,8 @@ def validated_steps(history: Iterable[Mapping[str, object]]) -> tuple[ValidatedS
         step = _finite(entry.get("step"))
         if mean is not None and step is not None:
             length = Interval(mean, low, high, None if documents is None else int(documents))
-            found[int(step)] = ValidatedStep(int(step), length, loss, alpha)
+            spent = _finite(entry.get(TOKENS)), _finite(entry.get(PROCESSOR))
+            found[int(step)] = ValidatedStep(int(step), length, loss, alpha, *spent)
     return tuple(found[step] for step in sorted(found))
 
 

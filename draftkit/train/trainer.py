@@ -107,7 +107,7 @@ class DraftTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:
             return [], None
         if self._pace is None:
-            self._pace = Pace(self._step_tokens, self.state.global_step)
+            self._pace = Pace(self._step_tokens, self.state.global_step, self.state.log_history)
         rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
         with part("data"):
             return super().get_batch_samples(rows, num_batches, device)
@@ -179,7 +179,8 @@ class DraftTrainer(Trainer):
             self._sums, self._counted = {}, 0
         if self._pace is not None and "loss" in logs:
             logs |= self._pace.at(self.state.global_step)
-        super().log(logs, start_time)
+        spent = {} if self._pace is None else self._pace.spent(self.state.global_step)
+        super().log(logs | spent, start_time)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """The acceptance length and loss on all held-out samples, on all processes together."""

@@ -179,6 +179,7 @@ def test_runs_are_compared_by_what_they_found_and_by_the_settings_that_differ(
     for name, lr, length in (("slow", 1e-4, 1.2), ("fast", 1e-3, 2.0)):
         state = {"step": 4, "eval_acceptance_length": length, "eval_acceptance_length_documents": 12, "eval_loss": 2.0}
         state |= {"eval_acceptance_length_low": length - 0.1, "eval_acceptance_length_high": length + 0.1}
+        state |= {"tokens": 2e6, "processor_seconds": 1800.0}
         log = [{"step": 2, "loss": 3.0, "learning_rate": lr, "tokens_per_second": 500.0}, state]
         folder = tmp_path / name / "checkpoint-4"
         folder.mkdir(parents=True)
@@ -197,7 +198,10 @@ def test_runs_are_compared_by_what_they_found_and_by_the_settings_that_differ(
     assert not {"out", "seed", "optimization.warmup"} & rows.keys()
     text = (tmp_path / "page.html").read_text()
     assert "optimization.lr" in text
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 7
+    figures = training_figures([read_curve(tmp_path / name) for name in ("slow", "fast")])
+    assert [line.points for line in figures["acceptance-by-tokens"].lines] == [((2.0, 1.2),), ((2.0, 2.0),)]
+    assert [line.points for line in figures["acceptance-by-processor-time"].lines] == [((0.5, 1.2),), ((0.5, 2.0),)]
 
 
 def test_what_is_no_validated_run_is_refused(tmp_path: Path) -> None:

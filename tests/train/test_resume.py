@@ -172,6 +172,9 @@ def test_what_is_moved_is_the_same(whole: Path, begun: Path, target: Path, data:
     log = json.loads((begun / "checkpoint-11" / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 8]
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [5, 10, 11]
+    spent = [entry["processor_seconds"] for entry in log]
+    assert spent == sorted(spent)  # of both parts
+    assert [entry["tokens"] / entry["step"] for entry in log] == pytest.approx([log[0]["tokens"]] * len(log), abs=1)
 
 
 @pytest.mark.slow

@@ -48,10 +48,17 @@ def drawn_runs(curves: Sequence[TrainingCurve]) -> list[DrawnRun]:
 
 def training_figures(curves: Sequence[TrainingCurve]) -> dict[str, Chart]:
     """By step: acceptance length with its interval and loss on held-out answers, the best step of each run marked;
-    training loss, learning rate and speed."""
+    training loss, learning rate and speed. Of several runs acceptance length by tokens and processor time too, as their
+    steps may be of different sizes."""
     runs = drawn_runs(curves)
+    compared = (
+        {"acceptance-by-tokens": by_tokens(runs), "acceptance-by-processor-time": by_processor_time(runs)}
+        if len(runs) > 1
+        else {}
+    )
     found = {
         "acceptance-by-step": _best("Acceptance length on held-out answers", runs, _length, lambda c: c.longest),
+        **compared,
         "loss-by-step": _best("Loss on held-out answers", runs, _held_out_loss, lambda c: c.lowest),
         "training-loss-by-step": _logged("Training loss", runs, "loss"),
         "learning-rate-by-step": _logged("Learning rate", runs, "learning_rate"),
@@ -60,11 +67,25 @@ def training_figures(curves: Sequence[TrainingCurve]) -> dict[str, Chart]:
     return {name: chart for name, chart in found.items() if chart is not None}
 
 
-def _length(run: DrawnRun) -> Line:
-    steps = run.curve.steps
-    bounds = [(found.step, found.length.bounds) for found in steps]
-    bars = tuple(((step, ends[0]), (step, ends[1])) for step, ends in bounds if ends is not None)
-    return replace(run.line((found.step, found.length.mean) for found in steps), bars=bars)
+def _length(run: DrawnRun, place: Callable[[ValidatedStep], float | None] = lambda found: found.step) -> Line:
+    """The acceptance length with its interval, where each validation has its `place`."""
+    known = [(x, found.length) for found in run.curve.steps if (x := place(found)) is not None]
+    bars = tuple(((x, ends[0]), (x, ends[1])) for x, length in known if (ends := length.bounds) is not None)
+    return replace(run.line((x, length.mean) for x, length in known), bars=bars)
+
+
+def by_tokens(runs: Iterable[DrawnRun]) -> Chart | None:
+    """Acceptance length by tokens."""
+    lines = [_length(run, lambda at: None if at.tokens is None else at.tokens / 1e6) for run in runs]
+    return _chart("Acceptance length by tokens", lines, "million tokens", whole=False)
+
+
+def by_processor_time(runs: Iterable[DrawnRun]) -> Chart | None:
+    """Acceptance length by processor time."""
+    lines = [
+        _length(run, lambda at: None if at.processor_seconds is None else at.processor_seconds / 3600) for run in runs
+    ]
+    return _chart("Acceptance length by processor time", lines, "hours of processor time", whole=False)
 
 
 def _held_out_loss(run: DrawnRun) -> Line:
@@ -100,15 +121,15 @@ def _logged(title: str, runs: list[DrawnRun], name: str) -> Chart | None:
     return _chart(title, lines)
 
 
-def _chart(title: str, lines: Sequence[Line]) -> Chart | None:
-    """Lines by step; None where nothing is known of them."""
+def _chart(title: str, lines: Sequence[Line], label: str = "step", *, whole: bool = True) -> Chart | None:
+    """Lines by step, or by what `label` says, at `whole` numbers or not; None where nothing is known of them."""
     drawn = tuple(line for line in lines if line.points)
     if not drawn:
         return None
     values = [y for line in drawn for _, y in (*line.points, *(end for ends in line.bars for end in ends))]
-    steps = [x for line in drawn for x, _ in line.points]
+    places = [x for line in drawn for x, _ in line.points]
     legend = tuple(replace(line, points=(), bars=()) for line in drawn)
-    return Chart(title, linear("step", steps, whole=True), linear("", values), drawn, legend)
+    return Chart(title, linear(label, places, whole=whole), linear("", values), drawn, legend)
 
 
 def comparison(curves: Sequence[TrainingCurve]) -> list[tuple[str, list[str]]]:
