@@ -76,6 +76,8 @@ TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
 DTYPE = ("--dtype", "bfloat16")
 VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
+ROW = 512  # tokens of a row, and of a step
+WALKED = 250_000  # tokens between two walks over held-out answers, in runs that have several times as many
 LAYERS = "2,15,27"  # EAGLE-3's of 30, for the block drafters too, so that the states stored once serve all
 
 
@@ -140,6 +142,7 @@ class Story:
     rounds: int
     drafts: tuple[str, ...]
     steps: int
+    seed: int = 0
     sets: tuple[str, ...] = tuple(SETS)
     ks: str
     measured_at: str = "0,1"
@@ -156,7 +159,8 @@ class Story:
         return self.own / "samples.jsonl"
 
     def draft(self, recipe: str) -> Path:
-        return self.own / ("cut" if recipe == "cut" else f"drafts/{recipe}/draft")
+        run = f"{recipe}-seed-{self.seed}" if self.seed else recipe
+        return self.own / ("cut" if recipe == "cut" else f"drafts/{run}/draft")
 
     def results(self, name: str) -> Path:
         return self.own / "results" / f"{name}.json"
@@ -222,12 +226,12 @@ def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
 
 
 def train(story: Story) -> None:
-    """All drafts on the same tokens for the same steps, or until their acceptance length no longer grows."""
+    """All drafts on the same tokens for the same steps, each a run of its own that begins, ends and goes on apart."""
     states = story.own / "states"
     if not story.samples.exists():
         draftkit(
             "data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024,
-            "--drop-loops",
+            "--drop-loops", *(word for name in story.sets for word in ("--exclude-near", story.dataset(name))),
         )  # fmt: skip
         draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
         draftkit("train", "--recipe", "eagle3", "--plan-vocab", *_data(story), "--out", story.own / "plan")
@@ -237,20 +241,20 @@ def train(story: Story) -> None:
             "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
             "--layers", CUT_LAYERS,
         )  # fmt: skip
-    every = max(story.steps // 10, 50)
+    every = min(max(story.steps // 10, 50), WALKED // ROW)
     common = {
         "optimization.max_steps": story.steps,
         "optimization.lr": 2e-3,
         "optimization.warmup": 0.1,
         "optimization.precision": "bfloat16",
-        "tokens_per_row": 512,
+        "tokens_per_row": ROW,
         "target_dtype": "bfloat16",
         "save_every": every,
         "keep": 1,
         "validation.every": every,
-        "validation.patience": 3,
         "validation.share": 0.1,
-        "validation.limit": 24,
+        "validation.limit": 48,
+        "seed": story.seed,
     }
     for name in story.drafts:
         run, recipe = story.draft(name).parent, DRAFTS[name]
@@ -388,7 +392,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="of prompts to have answered")
     parser.add_argument("--rounds", type=int, default=1, help="of answers, to 128 prompts of each kind")
-    parser.add_argument("--steps", type=int, default=100, help="of training, at most, of 512 tokens each")
+    parser.add_argument("--steps", type=int, default=100, help=f"of training, of {ROW} tokens each")
+    parser.add_argument("--seed", type=int, default=0, help="of training; each has runs of its own")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")
     parser.add_argument("--ks", default="1,2,3,4", help="numbers of draft tokens a round to measure with")
@@ -407,7 +412,7 @@ def main() -> None:
     story = Story(
         cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
         vllm_python=options.vllm_python, repo=options.repo, kinds=tuple(options.kinds), rounds=options.rounds,
-        drafts=tuple(options.drafts), steps=options.steps, sets=tuple(options.sets), ks=options.ks,
+        drafts=tuple(options.drafts), steps=options.steps, seed=options.seed, sets=tuple(options.sets), ks=options.ks,
     )  # fmt: skip
     if options.quick:
         story = story.quick()
