@@ -12,7 +12,6 @@ import typer
 
 from draftkit.cli.output import counted, refuse_inputs, say_next, say_written
 from draftkit.errors import DraftkitError, command
-from draftkit.io.html import is_as_written
 
 if TYPE_CHECKING:
     from draftkit.report.page.chart import Chart
@@ -39,6 +38,7 @@ def report(
 ) -> None:
     """Show measurements as one HTML page. It needs no network; two results are compared."""
     from draftkit.io.atomic import atomic_file, atomic_folder
+    from draftkit.io.html import is_as_written
     from draftkit.report.page.figures import all_figures
     from draftkit.report.page.page import page
     from draftkit.report.page.series import join
@@ -103,6 +103,7 @@ def _holds_profiles(folder: Path) -> bool:
 
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
     from draftkit.io.atomic import atomic_file
+    from draftkit.io.html import is_as_written
     from draftkit.layout.folder import is_unified
     from draftkit.report.page.training import summary as summary_of_runs
     from draftkit.report.page.training import training_figures, training_page

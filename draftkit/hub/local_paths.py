@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from draftkit import zoo
 from draftkit.io.jsonfile import dump
 
@@ -95,6 +93,8 @@ def read_values(path: Path) -> object:
     """The content of a JSON or YAML file that may name places; None for any other file and one that is not valid."""
     if path.name in VERBATIM or path.suffix not in (".json", ".yaml"):
         return None
+    import yaml
+
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -108,8 +108,9 @@ def file_with_names(path: Path, names: Mapping[str, str]) -> Path | bytes:
     named = with_names(values, names)
     if named == values:
         return path
-    text = dump(named) if path.suffix == ".json" else yaml.safe_dump(named, sort_keys=False, allow_unicode=True)
-    return text.encode()
+    from draftkit.io.yaml_text import write_yaml
+
+    return (dump(named) if path.suffix == ".json" else write_yaml(named)).encode()
 
 
 def copy_named(source: str | Path, copy: str | Path) -> None:

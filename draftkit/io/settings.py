@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from draftkit.errors import DraftkitError, SettingError
 from draftkit.io.jsonfile import parse
 from draftkit.io.records import LATER, Bounds, did_you_mean, read_as
-from draftkit.io.yaml_text import read_yaml
 
 Record = TypeVar("Record")
 
@@ -133,6 +132,8 @@ def read_value(text: str, where: object = "the value") -> object:
             return parse(candidate.replace("True", "true").replace("False", "false"))
         except ValueError:
             continue
+    from draftkit.io.yaml_text import read_yaml
+
     return read_yaml(text, where)
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
-from draftkit.finding import Severity
 from draftkit.results.cell import Cell, Predicted
 from draftkit.results.metrics import number
 from draftkit.results.record import SlicedAdvice
 from draftkit.results.verdict import well_known
 
-SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -30,11 +26,6 @@ def size(count: float | None) -> str:
     while abs(count) >= 1024 and power < len(UNITS) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
-
-
-def severity(name: Severity) -> Text:
-    """The severity of a finding, in its color."""
-    return Text(name, style=SEVERITY_STYLES[name])
 
 
 def prediction(predicted: Predicted) -> str:

@@ -31,8 +31,7 @@ from draftkit.layout.provenance import FactOrigin, trained_tokens
 from draftkit.layout.quantization import name_of_format
 from draftkit.layout.stored_weights import stored_weights
 from draftkit.layout.target import TargetFacts
-from draftkit.report.format import severity
-from draftkit.report.terminal.screen import columns, labelled, named_table
+from draftkit.report.terminal.screen import columns, labelled, named_table, severity
 
 
 def show_conversion(console: Console, conversion: Conversion, *, verbose: bool = False) -> None:

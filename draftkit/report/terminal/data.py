@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.finding import SEVERITIES
-from draftkit.report.format import severity
-from draftkit.report.terminal.screen import columns, labelled, named_table
+from draftkit.report.terminal.screen import columns, labelled, named_table, severity
 from draftkit.results.metrics import length
 from draftkit.train.adapt import Adaptation
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftkit.report.format import severity
-from draftkit.report.terminal.screen import columns, labelled, named_table
+from draftkit.report.terminal.screen import columns, labelled, named_table, severity
 from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
 

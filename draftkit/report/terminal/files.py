@@ -13,8 +13,6 @@ from rich.text import Text
 from draftkit.errors import DraftkitError
 from draftkit.io.jsonfile import read_object
 from draftkit.io.jsonl import read_lines
-from draftkit.io.yaml_text import read_yaml_file
-from draftkit.results.record import read_result
 
 CHECKPOINTS = "checkpoint-*/trainer_state.json"  # of a run; the file is the last of a checkpoint to be written
 
@@ -50,6 +48,8 @@ def show_written(console: Console, source: str, written: Written) -> None:
 
 
 def _result(path: Path) -> Written | None:
+    from draftkit.results.record import read_result
+
     if "cells" not in read_object(path):
         return None
     result = read_result(path)
@@ -87,6 +87,8 @@ def _run(path: Path) -> Written | None:
     checkpoints = sorted(path.glob(CHECKPOINTS), key=lambda file: int(file.parent.name.rpartition("-")[2]))
     if not checkpoints:
         return None
+    from draftkit.io.yaml_text import read_yaml_file
+
     state, settings = read_object(checkpoints[-1]), read_yaml_file(checkpoints[-1].parent / "train.yaml")
     of = f" of {settings.get('recipe')} for {settings.get('target')}" if isinstance(settings, Mapping) else ""
     done = f"step {state.get('global_step')} of {state.get('max_steps')}, {_counted(len(checkpoints), 'checkpoint')}"

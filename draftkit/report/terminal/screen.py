@@ -9,10 +9,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from draftkit.finding import Severity
+
+SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
 
 def labelled(label: str, text: str, style: str) -> Text:
     """A line that says in color what kind of answer follows."""
     return Text.assemble((label, f"bold {style}"), f": {text}")
+
+
+def severity(name: Severity) -> Text:
+    """The severity of a finding, in its color."""
+    return Text(name, style=SEVERITY_STYLES[name])
 
 
 def columns() -> Table:

@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import by_slice, lost, measured_of, prediction, severity
+from draftkit.report.format import by_slice, lost, measured_of, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
-from draftkit.report.terminal.screen import named_table
+from draftkit.report.terminal.screen import named_table, severity
 from draftkit.report.terminal.trees import show_trees
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
