@@ -20,6 +20,7 @@ from draftkit.hub.locate import Located, locate
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import ADAPTER_CONFIG, ADAPTER_PREFIX
 from draftkit.targets.pretrained import stored_names
+from draftkit.targets.text_alone import is_left_out
 
 # Keys of peft's that change what is no weight of a layer: drafts read the target's embedding and its output layer.
 UNMERGED = ("modules_to_save", "trainable_token_indices")
@@ -65,12 +66,15 @@ class TargetAdapter:
                 )
 
     def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Add the adapter to the weights of a model of its base. Raises `FormatError` where it does not fit these."""
+        """Add the adapter to the weights of a model of its base, but for those of what is left out of it. Raises
+        `FormatError` where it does not fit these."""
         changed = changed_weights(open_adapter(self.located, self.base))
         names: Mapping[str, str] = stored_names(model, [name for name, _ in model.named_parameters()])
         own = dict(model.named_parameters())
         inside = {stored: name for name, stored in names.items()}
         for stored, handle in changed.items():
+            if is_left_out(model, stored):
+                continue
             parameter = own.get(names.get(stored, inside.get(stored, stored)))
             if parameter is None or parameter.shape != handle.shape or parameter.is_meta:
                 raise TargetError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
@@ -37,6 +37,7 @@ from draftkit.layout.target import require_whole_model
 from draftkit.targets.device_map import map_layers, room_from
 from draftkit.targets.devices import use_device
 from draftkit.targets.finite import require_finite
+from draftkit.targets.text_alone import text_alone
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -67,7 +68,7 @@ IMAGES = "_reads_images"  # the attribute of a configuration
 
 
 def reading_images(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the model with its vision tower, where transformers builds the language model alone too."""
+    """The configuration of the model with its vision tower, which is left out otherwise."""
     config = deepcopy(config)
     setattr(config, IMAGES, True)
     return config
@@ -84,6 +85,11 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     known = MODEL_FOR_CAUSAL_LM_MAPPING if _is_causal(config) else MODEL_FOR_MULTIMODAL_LM_MAPPING
     found: type[PreTrainedModel] | None = known.get(type(config), None)
     return found
+
+
+def as_asked(config: PretrainedConfig) -> AbstractContextManager[None]:
+    """In the body, what is built of the configuration is so without what reads images, but for `reading_images`."""
+    return text_alone(None if getattr(config, IMAGES, False) else model_class(config))
 
 
 def auto_class(config: PretrainedConfig) -> Any:
@@ -117,7 +123,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | N
 
     `attention`: the name of its attention function, None for transformers' choice.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), as_asked(config):
         model: PreTrainedModel = auto_class(config).from_config(
             deepcopy(config),  # which keeps the name of its attention
             dtype=dtype,
@@ -161,7 +167,7 @@ def load_pretrained(
         room = room_from(device, disk=gguf_file(folder) is None)  # transformers keeps nothing of those on the disk
         places = map_layers(empty_model(config, dtype, attention), room)
     try:
-        with _without_heads(config), _without_bars():
+        with _without_heads(config), as_asked(config), _without_bars():
             model, info = auto_class(config).from_pretrained(
                 folder,
                 config=config,

@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.targets.pretrained import IMAGES, auto_class, of_language_model, reading_images, trusts_remote_code
+from draftkit.targets.pretrained import (
+    IMAGES,
+    as_asked,
+    auto_class,
+    of_language_model,
+    reading_images,
+    trusts_remote_code,
+)
 
 VOCABULARY = 128
 TEXT = range(4, 96)  # tokens that stand for text; those of images and other special ones are above
@@ -246,7 +253,7 @@ def random_model(config: PretrainedConfig, attention: str, *, seed: int, scale: 
     `seed` and `scale` as of `draw_weights`.
     """
     torch.default_generator.manual_seed(seed)
-    with torch.device("cpu"):
+    with torch.device("cpu"), as_asked(config):
         model: PreTrainedModel = auto_class(config).from_config(
             deepcopy(config),  # which keeps the name of its attention
             dtype=torch.float32,
