@@ -303,7 +303,7 @@ def images(data: Data) -> Iterator[Finding]:
             f"{data.share(survey.unseen)} have images that the target does not read as they were prepared",
             data.place(survey.unseen),
             "their hidden states cannot be computed, or are those of other images",
-            "put the images back where they were, or prepare the data again, where --media-root names their folder",
+            "put the images back where they were, name their folder with --media-root, or prepare the data again",
         )
     elif survey.pictured:
         yield Finding("images", "ok", f"{survey.images:,} images of {survey.pictured:,} samples are there, unchanged")

@@ -379,6 +379,7 @@ def states(
         typer.Option(help="The Python of an environment with vLLM, which then runs the target."),
     ] = None,
     tensor_parallel: TensorParallelOption = 1,
+    media_root: SampleMediaRootOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
@@ -414,6 +415,7 @@ def states(
         tensor_parallel=tensor_parallel,
         device=device,
         dtype=dtype,
+        media_root=None if media_root is None else str(media_root),
     )
     check_shared(out, workers)
     own, *others = on_devices(settings, workers)

@@ -31,7 +31,7 @@ from draftkit.io.digest import file_sha256
 from draftkit.io.jsonl import dump_line, read_lines
 from draftkit.media import ImageFile, MediaFolder, Medium, RefusedMedia
 
-ROOT_HINT = "--media-root names the folder of its images"
+ROOT_HINT = "--media-root names the folder of its images (train: --set media_root=FOLDER)"
 BEGINS = dump_line({"format": FORMAT})[:-2]  # of a file in JSONL
 MANY = 20_000  # samples from which on parsing JSONL takes long enough to say so
 
@@ -132,7 +132,7 @@ def open_images(sample: Sample, folder: MediaFolder) -> list[ImageFile]:
             found = folder.image(Medium("image", image.place))
         except RefusedMedia as error:
             raise RefusedMedia(
-                f"sample {sample.id}: {error}", hint=f"put it back, or prepare the data again, where {ROOT_HINT}"
+                f"sample {sample.id}: {error}", hint=f"put it back, or prepare the data again; {ROOT_HINT}"
             ) from error
         if found.sha256 != image.sha256:
             raise RefusedMedia(

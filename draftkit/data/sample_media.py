@@ -23,10 +23,11 @@ def no_media(samples: Sequence[Sample]) -> Mapping[int, Media]:
 
 
 class SampleMedia:
-    """The images of the samples in the file `data`, and what the processor of `target` makes of them."""
+    """The images of the samples in the file `data`, and what the processor of `target` makes of them; `media_root` as
+    of `media_folder`."""
 
-    def __init__(self, data: Path, target: OpenedTarget):
-        self._folder = media_folder(data)
+    def __init__(self, data: Path, target: OpenedTarget, media_root: str | Path | None = None):
+        self._folder = media_folder(data, Path(media_root) if media_root else None)
         self._target = target
 
     def __call__(self, samples: Sequence[Sample]) -> dict[int, Media]:

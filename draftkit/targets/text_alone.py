@@ -36,11 +36,11 @@ def text_alone(kind: type[PreTrainedModel] | None) -> Iterator[None]:
         usual(model, *arguments, **options)
         _take_out(model)
 
-    kind.__init__ = build  # type: ignore[method-assign, assignment]
+    kind.__init__ = build
     try:
         yield
     finally:
-        kind.__init__ = usual  # type: ignore[method-assign]
+        kind.__init__ = usual
 
 
 def _take_out(model: PreTrainedModel) -> None:

@@ -50,6 +50,9 @@ class TrainConfig:
     draft_vocab_size: SizeOrNone = setting(
         "The tokens that a new draft proposes among; 0 for the target's whole vocabulary.", 0, unit="tokens"
     )
+    media_root: str = setting(
+        "The folder of the samples' images; empty for where they were when the data were prepared.", ""
+    )
     states: str = setting("A folder that `draftkit data states` wrote; empty to run the target in this process.", "")
     verify_states: bool = setting(
         "Whether stored states are held against the checksums that were taken when they were written.", False,

@@ -87,9 +87,9 @@ class RunMedia:
         self._training = training
         self._of_training = self.of_judges = cast("MediaOfSamples", no_media)
         if samples.has_images():
-            self._of_training = SampleMedia(local_file(config.data), target)
-            judges = config.validation.samples
-            self.of_judges = SampleMedia(local_file(judges), target) if judges else self._of_training
+            root, judges = config.media_root, config.validation.samples
+            self._of_training = SampleMedia(local_file(config.data), target, root)
+            self.of_judges = SampleMedia(local_file(judges), target, root) if judges else self._of_training
 
     def of_row(self, numbers: Sequence[int]) -> dict[int, Media]:
         """That of the samples of these numbers, by their places."""

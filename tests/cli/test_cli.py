@@ -278,6 +278,7 @@ SURFACE = {
         "--shard-tokens",
         "--vllm-python",
         "--tensor-parallel",
+        "--media-root",
         "--device",
         "--device-map",
         "--dtype",

@@ -18,6 +18,7 @@ from draftkit.data.sample_files import open_samples
 from draftkit.data.sample_media import SampleMedia
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.data.states.workers import command_of
 from draftkit.data.states.write import StatesSettings, TargetExtractor, open_states_job
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
@@ -156,6 +157,26 @@ def test_images_that_are_others_now(target: Path, data: Path, tmp_path: Path) ->
     image.unlink()
     with pytest.raises(DraftkitError, match=r"sample 1: 1.png: the file cannot be read: No such file"):
         train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0, every=0)))
+
+
+@pytest.mark.slow
+def test_images_in_another_folder(target: Path, data: Path, tmp_path: Path) -> None:
+    """They are named where states are stored, by each worker, and where a run goes on."""
+    first = train_draft(config(target, data, tmp_path / "run", save_every=1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for image in data.parent.glob("*.png"):
+        image.rename(elsewhere / image.name)
+    settings = StatesSettings(target=str(target), layers=LAYERS, device="cpu", media_root=str(elsewhere))
+    assert command_of(data, tmp_path, settings)[-2:] == ["--media-root", str(elsewhere)]
+    with open_states_job(data, tmp_path / "states", settings) as job:
+        assert job.write().num_documents == 4
+    with pytest.raises(DraftkitError, match=r"sample 0: 0\.png") as refused:
+        train_draft(config(target, data, tmp_path / "again"))
+    assert "--set media_root=FOLDER" in str(refused.value)
+    longer = Optimization(lr=3e-3, max_steps=3)
+    again = config(target, data, tmp_path / "run", media_root=str(elsewhere), save_every=1, optimization=longer)
+    assert train_draft(again, resume=True).checkpoint != first.checkpoint
 
 
 def test_another_processor_than_the_data_were_prepared_with(target: Path, data: Path, tmp_path: Path) -> None:

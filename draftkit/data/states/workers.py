@@ -97,6 +97,7 @@ def command_of(samples: Path, out: Path | str, settings: StatesSettings) -> list
         "--tensor-parallel": settings.tensor_parallel,
         "--device": settings.device,
         "--dtype": settings.dtype,
+        "--media-root": settings.media_root,
     }
     words = ["data", "states", str(samples), str(out), "--target", settings.target, "--json", "--with-parent"]
     words += [str(word) for option in options.items() if option[1] is not None for word in option]

@@ -279,6 +279,7 @@ class StatesSettings:
       interpreter of a vLLM installation that runs the target, on `tensor_parallel` GPUs from `device` on; None runs it
       in this process, on `device`.
     - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
+    - `media_root`: the folder of the samples' images; None: where they were when the samples were prepared.
 
     Raises `SettingError` for values outside their range.
     """
@@ -292,6 +293,7 @@ class StatesSettings:
     tensor_parallel: int = 1
     device: str | None = None
     dtype: str | None = None
+    media_root: str | None = None
 
     def __post_init__(self) -> None:
         require_setting(self.encoding in get_args(Encoding), "encoding", self.encoding, ", ".join(get_args(Encoding)))
@@ -364,7 +366,7 @@ def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> It
         media = None
         if samples.has_images():
             target = target.with_images()
-            media = SampleMedia(data, target)
+            media = SampleMedia(data, target, settings.media_root)
         longest = int(samples.lengths.max(initial=0))
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
