@@ -12,7 +12,14 @@ import torch
 from fixtures.checkpoints import pico
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from draftkit.data.states.online import load_final_norm
 from draftkit.errors import UnsupportedTarget
@@ -20,6 +27,7 @@ from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft, open_target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
+from draftkit.targets.pretrained import load_pretrained
 from draftkit.targets.target import Target, load_target, read_supported
 from draftkit.targets.tokens import load_embeddings
 
@@ -106,6 +114,30 @@ def test_weights_become_plain(kind: str, tmp_path: Path) -> None:
             parameter.copy_(stored[name].float() * stored[f"{name}_scale"])
         torch.testing.assert_close(model.get_parameter(name), parameter)
     assert generated(model) == by_transformers(expected)
+
+
+@pytest.mark.slow
+def test_experts_of_integers_are_refused_from_the_configuration(tmp_path: Path) -> None:
+    """And transformers still fails on them, or the refusal is to go."""
+    pytest.importorskip("compressed_tensors")
+    config = Qwen3MoeConfig(
+        vocab_size=pico.VOCABULARY, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        tensors |= int8(name, tensor) if name.endswith("_proj.weight") else {name: tensor}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    state(tmp_path, **INT8)
+    with pytest.raises(UnsupportedTarget, match="its experts are stored as integers that are not packed") as refusal:
+        read_supported(tmp_path)
+    assert "--engine vllm" in str(refusal.value)
+    config.quantization_config = INT8 | {"dequantize": True}
+    with pytest.raises(UnsupportedTarget, match="transformers cannot load the target: We encountered some issues"):
+        load_pretrained(tmp_path, config, device="cpu", dtype=torch.float32, attention=None)
+    state(tmp_path, **INT8 | {"ignore": ["lm_head", "re:.*mlp.experts.*"]})
+    read_supported(tmp_path)
 
 
 def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
