@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.checkpoints import pico
+from fixtures.checkpoints.int8 import STATED, in_int8, save_int8
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -77,30 +78,13 @@ def fp8(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: small.to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
 
 
-def int8(name: str, weight: Tensor) -> dict[str, Tensor]:
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    return {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
-
-
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
-INT8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-        }
-    },
-}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp8", "compressed-tensors"])
 def test_weights_become_plain(kind: str, tmp_path: Path) -> None:
-    quantize, stated = {"fp8": (fp8, FP8), "compressed-tensors": (int8, INT8)}[kind]
+    quantize, stated = {"fp8": (fp8, FP8), "compressed-tensors": (in_int8, STATED)}[kind]
     if kind == "compressed-tensors":
         pytest.importorskip("compressed_tensors")
     model = load(save_quantized(tmp_path, quantize, **stated))
@@ -124,25 +108,21 @@ def test_experts_of_integers_are_refused_from_the_configuration(tmp_path: Path) 
         vocab_size=pico.VOCABULARY, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_experts=2, num_experts_per_tok=1,
     )  # fmt: skip
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        tensors |= int8(name, tensor) if name.endswith("_proj.weight") else {name: tensor}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    state(tmp_path, **INT8)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "plain")
+    folder = save_int8(tmp_path / "plain", tmp_path / "int8")
     with pytest.raises(UnsupportedTarget, match="its experts are stored as integers that are not packed") as refusal:
-        read_supported(tmp_path)
+        read_supported(folder)
     assert "--engine vllm" in str(refusal.value)
-    config.quantization_config = INT8 | {"dequantize": True}
+    config.quantization_config = STATED | {"dequantize": True}
     with pytest.raises(UnsupportedTarget, match="transformers cannot load the target: We encountered some issues"):
-        load_pretrained(tmp_path, config, device="cpu", dtype=torch.float32, attention=None)
-    state(tmp_path, **INT8 | {"ignore": ["lm_head", "re:.*mlp.experts.*"]})
-    read_supported(tmp_path)
+        load_pretrained(folder, config, device="cpu", dtype=torch.float32, attention=None)
+    state(folder, **STATED | {"ignore": ["lm_head", "re:.*mlp.experts.*"]})
+    read_supported(folder)
 
 
 def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
     """A draft is trained with them, on states that an engine has computed."""
-    save_quantized(tmp_path, int8, quant_method="of tomorrow")
+    save_quantized(tmp_path, in_int8, quant_method="of tomorrow")
     with pytest.raises(UnsupportedTarget, match="of tomorrow"):
         load(tmp_path)
     expected = pico.llama(intermediate_size=128)
@@ -152,7 +132,7 @@ def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
     norm = load_final_norm(tmp_path, torch.float32)
     assert torch.equal(norm.weight, expected.model.norm.weight)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | int8("lm_head.weight", tensors["lm_head.weight"]), tmp_path / "model.safetensors")
+    save_file(tensors | in_int8("lm_head.weight", tensors["lm_head.weight"]), tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedTarget, match=r"is quantized \(lm_head.weight_scale\)"):
         load_embeddings(tmp_path, device="cpu", dtype=torch.float32)
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
+from fixtures.checkpoints.int8 import save_int8
 from fixtures.fuzzing.killed import killed_at_rename
 from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit import zoo
+from draftkit.convert.api import convert_checkpoint
 from draftkit.data.responses import NextRow, Responded
 from draftkit.data.rows import read_rows
 from draftkit.data.sample_files import read_samples
@@ -187,6 +189,27 @@ def test_an_endpoint_writes_prompts_and_answers(draftkit: Command, tmp_path: Pat
         begin, end = sample.spans[-1]
         tokens = tuple(sample.tokens.tolist())
         assert served.answers[tokens[:begin]] == tokens[begin:end]
+
+
+@pytest.mark.slow
+def test_a_served_target_that_is_quantized(tmp_path: Path) -> None:
+    """Its server answers; the states are those of its weights made plain, here."""
+    target, draft = save_int8(zoo.path("target"), tmp_path / "target-w8a8"), tmp_path / "draft"
+    convert_checkpoint("zoo:eagle3", draft, target="zoo:target")
+    served, said, out = Served(until=1000), list[str](), tmp_path / "out"
+    with CompletionsServer(served) as server:  # type: ignore[arg-type]
+        settings = AdaptSettings(
+            draft=str(draft), target=str(target), traffic=str(logs(tmp_path / "logs.jsonl")), out=str(out),
+            replay="none", limit=8, held_out=0.4, max_new_tokens=12, endpoints=(server.endpoint,), device="cpu",
+            training=("optimization.max_steps=1", "tokens_per_row=512", "options.steps=2"),
+        )  # fmt: skip
+        adapted = adapt_draft(settings, said=said.append)
+        assert len(server.requests) == 8
+    assert (
+        "the target is quantized (compressed-tensors W8A16), and the draft was trained on another precision" in said[1]
+    )
+    assert adapted.draft is not None
+    assert read_draft(adapted.draft).provenance.target == target.name
 
 
 def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
