@@ -22,7 +22,7 @@ from draftkit.runtime.emitted import Drafted, Emitted, emit, emit_chosen
 from draftkit.runtime.ops import fused_verification as fused
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.distribution import Distribution, distribution, log_weights, probability_of
-from draftkit.runtime.ops.random import Stream, acceptance_stream, exponential, natural_log, target_stream, uniform
+from draftkit.runtime.ops.random import Entrants, Stream, acceptance_stream, natural_log, race, target_stream, uniform
 from draftkit.runtime.ops.residual_mass import residual_mass
 from draftkit.runtime.ops.sample import sample
 
@@ -82,19 +82,23 @@ def _scores(
     drafted: Drafted, rejected: Tensor, p: Distribution, accepted: Tensor, weights: Tensor, stream: Stream
 ) -> Tensor:
     """A race of exponential clocks, the most of p or of its residual over noise wins: float32 [B, V]. `p` [B, 1]."""
-    race = exponential(stream, p.logits.shape[2])
     log_p = log_weights(p)[:, 0]
-    scores = log_p - natural_log(race)
+    weight = (log_p - p.log_sum).exp()
+    by_residual = (rejected & ~drafted.one_hot)[:, None].expand_as(log_p)
     if drafted.tokens.shape[1]:
         index = accepted.clamp(max=drafted.tokens.shape[1] - 1)[:, None]
         excluded = torch.where(rejected & drafted.one_hot, drafted.tokens.gather(1, index)[:, 0], -1)
-        tokens = torch.arange(scores.shape[1], device=scores.device)
-        scores = scores.masked_fill(tokens == excluded[:, None], -torch.inf)
+        left_out = torch.arange(log_p.shape[1], device=log_p.device) == excluded[:, None]
         if drafted.probs is not None:
             q = drafted.probs.take_along_dim(index[..., None], 1)[:, 0]
-            residual = (weights[:, None] * (log_p - p.log_sum).exp() - q).clamp(min=0)
-            scores = torch.where((rejected & ~drafted.one_hot)[:, None], residual / race, scores)
-    return scores.nan_to_num(-torch.inf)
+            weight = torch.where(by_residual, (weights[:, None] * weight - q).clamp(min=0), weight)
+        log_p, weight = log_p.masked_fill(left_out, -torch.inf), weight.masked_fill(left_out, 0)
+
+    def score(tokens: Entrants, noise: Tensor) -> Tensor:
+        of_p = log_p[tokens] - natural_log(noise)
+        return of_p if drafted.probs is None else torch.where(by_residual[tokens], weight[tokens] / noise, of_p)
+
+    return race(weight, stream, score).nan_to_num(-torch.inf)
 
 
 def verify_greedy(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:

@@ -23,6 +23,7 @@ from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
 from draftkit.runtime.ops.random import (
     CACHED,
+    Entrants,
     Purpose,
     Stream,
     acceptance_stream,
@@ -30,6 +31,7 @@ from draftkit.runtime.ops.random import (
     gumbel,
     natural_log,
     philox,
+    race,
     target_stream,
     uniform,
 )
@@ -120,6 +122,50 @@ def test_noise_has_its_distribution() -> None:
     assert fit(torch.bincount(cells, minlength=bins), torch.ones(bins)) > 1e-4
 
 
+@examples(200)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 11, 1_400, 5_003]),
+    st.sampled_from([0.0, 1.0, 4.0, 30.0, 300.0]),
+    st.sampled_from(["all", "few", "one", "none", "wrong"]),
+    st.booleans(),
+)
+def test_a_race_is_won_by_the_token_that_has_won_it_among_all(
+    seed: int, size: int, spread: float, kept: str, linear: bool
+) -> None:
+    """And by the same score, to the bit: whether it is over the logarithms of weights, or over weights."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, size, generator=generator) * spread
+    share = {"all": 0.0, "few": 0.9, "one": 1.0, "none": 1.0, "wrong": 0.2}[kept]
+    logits[torch.rand(logits.shape, generator=generator) < share] = math.nan if kept == "wrong" else -math.inf
+    if kept == "one":
+        logits[..., size // 2] = 1.0
+    logs = logits - logits.nan_to_num(-math.inf).amax(-1, keepdim=True)
+    weights = logs.exp()
+    stream = target_stream(torch.tensor([seed, seed + 2**40]), torch.arange(6).reshape(2, 3))
+
+    def score(tokens: Entrants, noise: torch.Tensor) -> torch.Tensor:
+        return weights[tokens] / noise if linear else logs[tokens] - natural_log(noise)
+
+    found = race(weights, stream, score).nan_to_num(-math.inf).max(-1)
+    among_all = score(..., exponential(stream, size)).nan_to_num(-math.inf).max(-1)
+    assert torch.equal(found.values, among_all.values)
+    assert torch.equal(found.indices, among_all.indices)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_a_race_makes_the_noise_of_few_tokens(temperature: float) -> None:
+    made = []
+    logs = torch.randn(4, 20_000, generator=torch.Generator().manual_seed(0)) * 2 / temperature
+
+    def score(tokens: Entrants, noise: torch.Tensor) -> torch.Tensor:
+        made.append(noise.numel())
+        return logs[tokens] - natural_log(noise)
+
+    race(logs.exp(), target_stream(torch.arange(4), torch.zeros(4, dtype=torch.long)), score)
+    assert sum(made) < 0.1 * logs.numel()
+
+
 def test_the_logarithm_is_accurate() -> None:
     x = torch.cat((torch.logspace(-37, 38, 20_001), torch.linspace(0.5, 2, 20_001)))
     error = (natural_log(x).double() - x.double().log()).abs()
@@ -172,7 +218,9 @@ requests = st.builds(
 
 
 @examples(150)
-@given(st.lists(requests, min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from([1, 5, 17]), st.booleans())
+@given(
+    st.lists(requests, min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from([1, 5, 17, 200]), st.booleans()
+)
 def test_distributions_follow_the_definition(
     rows: list[SamplingParameters], seed: int, size: int, coarse: bool
 ) -> None:

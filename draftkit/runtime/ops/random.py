@@ -13,7 +13,9 @@ about noise beyond the token where it stops, and the next round must not meet th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,13 @@ _WORD = 0xFFFFFFFF
 _BLOCK = 128  # rows of a program
 # Numbers that a CPU makes at a time: some dozen steps follow each other on them, which are to find them in its cache.
 CACHED = 1 << 18
+# What `exponential` lies between: the least and the most that 32 bits give.
+_LEAST, _MOST = 2.0**-33, 23.0
+_ROUNDING = 1.001  # far above what float32 can err by in comparing two scores of a race
+_SHORT = 1 << 13  # tokens of a race that is over before it is known who need not run
+
+# Tokens of a race [..., V]: their indices in each dimension, or all of them.
+Entrants = tuple[Tensor, ...] | EllipsisType
 
 
 class Purpose(IntEnum):
@@ -71,19 +80,18 @@ def _beside(column: Tensor, like: Tensor) -> Tensor:
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Four random words for each counter and key; every word is an int64 tensor of values below 2³²."""
     c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        high0, low0 = _multiply(c0, 0xD2511F53)
-        high1, low1 = _multiply(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return c0, c1, c2, c3
+    for k0, k1 in zip(_round_keys(key[0], 0x9E3779B9), _round_keys(key[1], 0xBB67AE85), strict=True):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps around, which keeps all 64 bits
+        # Only what is multiplied has to be a word: c1 and c3 go on with the high half of their products.
+        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & _WORD, product1
+        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & _WORD, product0
+    return c0, c1 & _WORD, c2, c3 & _WORD
 
 
-def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a product; int64 wraps around, which keeps all 64 bits."""
-    product = word * constant
-    return (product >> 32) & _WORD, product & _WORD
+def _round_keys(key: Tensor, step: int) -> tuple[Tensor, ...]:
+    """The word of the key in each of the ten rounds."""
+    rounds = torch.arange(10, device=key.device).view(-1, *[1] * key.dim())
+    return ((key + rounds * step) & _WORD).unbind()
 
 
 def uniform(stream: Stream) -> Tensor:
@@ -115,16 +123,62 @@ def exponential(stream: Stream, size: int) -> Tensor:
 
 def _exponential_rows(stream: Stream, size: int) -> Tensor:
     """`exponential` of a stream [N]: [N, size]."""
+    words = torch.stack(_words_of_rows(stream, size), dim=-1)
+    return _exponential(words.flatten(-2)[..., :size])
+
+
+def _words_of_rows(stream: Stream, size: int) -> tuple[Tensor, ...]:
+    """Four words [..., (size + 3) / 4] of each row: token v takes word v mod 4 of counter v div 4."""
     counters = torch.arange((size + 3) // 4, device=stream.positions.device)
     seeds, positions, origins, purpose = stream
-    rows = Stream(seeds[..., None], positions[..., None], origins[..., None], purpose)
-    words = torch.stack(_words(rows, counters), dim=-1)  # token v takes word v mod 4 of counter v div 4
-    return _exponential(words.flatten(-2)[..., :size])
+    return _words(Stream(seeds[..., None], positions[..., None], origins[..., None], purpose), counters)
 
 
 def gumbel(stream: Stream, size: int) -> Tensor:
     """Independent standard Gumbel draws, float32 [..., size]: −log of `exponential`."""
     return -natural_log(exponential(stream, size))
+
+
+def race(weights: Tensor, stream: Stream, score: Callable[[Entrants, Tensor], Tensor]) -> Tensor:
+    """The scores of a race of exponential clocks, in which weight over noise is largest: float32 [..., V].
+
+    `weights` float32 [..., V], not negative, NaN for 0. `score(tokens, noise)` gives the scores of some tokens with
+    their noise; it orders a row as weight over noise does, up to rounding. Tokens that no score of theirs can let win
+    have −∞, and on a CPU the costly part of their noise is not made; the others have, bit for bit, what
+    `score(..., exponential(stream, V))` gives.
+    """
+    whole = weights.device.type != "cpu" or torch.compiler.is_exporting()
+    if whole or weights.numel() <= _SHORT:
+        return score(..., exponential(stream, weights.shape[-1]))
+    tokens, noise = _entrants(weights.nan_to_num(0.0), stream)
+    scores = torch.full_like(weights, -torch.inf)
+    scores[tokens] = score(tokens, noise)
+    return scores
+
+
+def _entrants(weights: Tensor, stream: Stream) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The tokens that may have the largest weight over noise of their rows, and the noise of each, as `exponential`."""
+    possible = weights >= weights.amax(-1, keepdim=True) * (_LEAST / _MOST)
+    if 16 * int(possible.count_nonzero()) > weights.numel():  # a counter for each costs more than those of all tokens
+        return _first(weights, _words_of_rows(stream, weights.shape[-1]))
+    *rows, tokens = possible.nonzero(as_tuple=True)
+    seeds, positions, origins = (column[tuple(rows)] for column in stream[:3])
+    words = _words(Stream(seeds, positions, origins, stream.purpose), tokens >> 2)
+    return (*rows, tokens), _noise_at(tokens, words)
+
+
+def _first(weights: Tensor, words: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """`_entrants` where many tokens are possible, by their words: the noise −log(1 − x) is within x and x / (1 − x)."""
+    uniforms = torch.stack([word.float() for word in words], dim=-1).flatten(-2)[..., : weights.shape[-1]]
+    at_most = weights / uniforms.add_(0.5).mul_(2.0**-32)
+    reached = (at_most - weights).amax(-1, keepdim=True)
+    *rows, tokens = (at_most * _ROUNDING >= reached).nonzero(as_tuple=True)
+    return (*rows, tokens), _noise_at(tokens, tuple(word[(*rows, tokens >> 2)] for word in words))
+
+
+def _noise_at(tokens: Tensor, words: tuple[Tensor, ...]) -> Tensor:
+    """The noise of `tokens` [N] from the four words [N] of their counters: float32 [N]."""
+    return _exponential(torch.stack(words, dim=-1).gather(-1, (tokens & 3)[:, None])[:, 0])
 
 
 def _words(stream: Stream, index: Tensor) -> tuple[Tensor, ...]:

@@ -16,9 +16,15 @@ from draftkit.runtime.ops.distribution import (
     distribution_arguments,
     load_log_weights,
     log_weights,
-    probabilities,
 )
-from draftkit.runtime.ops.random import Stream, gumbel, kernel_exponential, kernel_log, stream_arguments
+from draftkit.runtime.ops.random import (
+    Stream,
+    kernel_exponential,
+    kernel_log,
+    natural_log,
+    race,
+    stream_arguments,
+)
 
 _MAX_BLOCK = 1024  # eight tokens per thread: more noise arithmetic would outgrow the instruction cache
 
@@ -35,9 +41,11 @@ def sample(p: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor
 
 
 def sample_reference(p: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
-    scores = log_weights(p) + gumbel(stream, p.logits.shape[-1])
+    weights = log_weights(p)
+    likely = (weights - p.log_sum[..., None]).exp()
+    scores = race(likely, stream, lambda tokens, noise: weights[tokens] - natural_log(noise))
     if out is not None:
-        out.copy_(torch.where(p.scale[:, None] == 0, out, probabilities(p)[:, 0]))
+        out.copy_(torch.where(p.scale[:, None] == 0, out, likely[:, 0]))
     return torch.where(p.scale[:, None] == 0, p.best, scores.nan_to_num(-torch.inf).argmax(-1))
 
 
