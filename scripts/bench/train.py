@@ -2,7 +2,8 @@
 
 `python -m scripts.bench.train --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
 [--draftkit-python ENV/bin/python] [--recipe eagle3 | dflash | dspark | p-eagle | pard] [--samples 1000] [--epochs 2]
-[--tokens-per-row 1024] [--threads 1] [--prompts 80]`
+[--tokens-per-row 1024] [--threads 1] [--prompts 80] [--defaults] [--seed 0]
+[--target TARGET --data SAMPLES --layers 2,15,27 --vocabulary 8192 --dataset FILE … --temperature 0,1]`
 
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
 same states of the target from files, architecture, loss, optimiser, schedule, number of optimiser steps and of blocks
@@ -17,6 +18,11 @@ that is compared, and trains it, its default, in another. DFlash and DSpark: bot
 `speculators train --dry-run` writes. speculators divides the weighted sum by the number of rows, draftkit by the sum of
 their weights: its loss is so many times larger, draftkit clips gradients that much later, and the table has
 speculators' loss multiplied by it. vLLM runs DSpark in its V2 model runner, which is slow on a CPU.
+
+`--target` and `--data`: another target, with samples that `draftkit data prepare` has written; `--tokens` takes the
+first of them. `--defaults`: each trains as it does by itself, with its own loss, optimizer, schedule and start; the
+number of optimizer steps stays the same, as do rows, layers, vocabulary, epochs, precision and the sizes of a block.
+`--seed` has folders of its own.
 
 `--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
 `draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
@@ -33,9 +39,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import cast
@@ -44,7 +50,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -56,15 +62,16 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
+from draftkit.loading import open_target
 from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.target import Target
+from draftkit.train.parallel import default_mask_token
 from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
 from scripts.bench.runtime import commit
 from scripts.check.vllm import run_vllm
 from scripts.zoo import _corpus as zoo_corpus
-from scripts.zoo._drafts import mask_token
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)
@@ -78,13 +85,34 @@ HELD_OUT = 0.05
 MAX_QUESTION = 700  # characters
 WARMUP = 0.02
 LEARNING_RATE = 1e-3
+OPTIMIZATION = {  # of speculators, as `Bench.settings` has it for draftkit
+    "optimizer": "adamw",
+    "lr": LEARNING_RATE,
+    "weight-decay": 0,
+    "scheduler-type": "linear",
+    "scheduler-warmup-ratio": WARMUP,
+}
 COLD = 5  # steps whose times do not count
 LAST = 50  # steps whose losses are averaged
 TRAINED_HEAD = "draftkit, its head trained"
 RECIPES = ("eagle3", "dflash", "dspark")  # that both train
 PARALLEL_K = 8
 PARENTS = {"p-eagle": "eagle3", "pard": "zoo:draft-model"}  # what these are made from
-COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
+COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What drafts are trained for: the target as commands take it, its folder, the layers that they read, and how many
+    tokens a vocabulary of their own has."""
+
+    target: str
+    folder: Path
+    layers: tuple[int, ...]
+    vocabulary: int
+
+
+ZOO = Subject(TARGET, zoo.path("target"), LAYERS, DRAFT_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -92,7 +120,8 @@ class Compared:
     """A recipe that both trainers have, and what makes their runs alike.
 
     - `arguments` of speculators' command; `shape`: those of a draft that both begin with, none where each begins with
-      its own. `options` of draftkit's recipe, and `scale`: its loss by that of speculators.
+      its own; `sizes`: the same as options of draftkit's recipe. `options` of the recipe, and `scale`: its loss by that
+      of speculators.
     - `runs`: draftkit's by name, with the options that differ; the first one is compared.
     - `k`: drafts a round in all measurements. `v2`: whether vLLM takes its V2 model runner.
     """
@@ -102,20 +131,30 @@ class Compared:
     arguments: Mapping[str, object]
     options: Mapping[str, object]
     shape: Mapping[str, object] = field(default_factory=dict)
+    sizes: Mapping[str, object] = field(default_factory=dict)
     scale: float = 1.0
     runs: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"draftkit": {}})
     v2: bool = False
 
+    @property
+    def by_default(self) -> Compared:
+        """The same draft, each trainer with its own loss, optimizer and start."""
+        return replace(self, arguments=self.shape, options=self.sizes, shape={}, scale=1.0, runs={"draftkit": {}})
 
-def blocks(title: str, shape: Mapping[str, object], losses: tuple[str, str], anchors: int, *, v2: bool) -> Compared:
-    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft `DRAFTED` tokens; `losses`: as speculators and as
+
+def blocks(
+    title: str, shape: Mapping[str, object], sizes: Mapping[str, object], losses: tuple[str, str], drafted: int,
+    anchors: int, *, v2: bool,
+) -> Compared:  # fmt: skip
+    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft so many tokens; `losses`: as speculators and as
     draftkit call it."""
     theirs, ours = losses
-    weights = [math.exp(-step / DECAY) for step in range(DRAFTED)]
+    weights = [math.exp(-step / DECAY) for step in range(drafted)]
     return Compared(
         title,
-        k=DRAFTED,
+        k=drafted,
         shape=shape,
+        sizes={"num_layers": BLOCK_LAYERS, **sizes},
         arguments={
             "loss-fn": theirs,
             "per-position-loss-weight": "fixed-exp-decay",
@@ -128,14 +167,18 @@ def blocks(title: str, shape: Mapping[str, object], losses: tuple[str, str], anc
     )
 
 
-def compared(recipe: str, anchors: int) -> Compared:
+def compared(recipe: str, layers: tuple[int, ...], drafted: int, anchors: int) -> Compared:
+    """A recipe for drafts that read `layers`; blocks draft so many tokens from so many anchors of a row."""
     if recipe == "dflash":
         # Without the switch its config would let vLLM run full layers causally.
-        shape = {"block-size": DRAFTED + 1, "sliding-window-non-causal": None}
-        return blocks("DFlash", shape, ("kl_div", "kl"), anchors, v2=False)
+        shape = {"block-size": drafted + 1, "sliding-window-non-causal": None}
+        sizes: dict[str, object] = {"block_size": drafted + 1, "layers": list(layers)}
+        return blocks("DFlash", shape, sizes, ("kl_div", "kl"), drafted, anchors, v2=False)
     if recipe == "dspark":
-        shape = {"block-size": DRAFTED, "markov-rank": MARKOV_RANK}
-        return blocks("DSpark", shape, ('{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv"), anchors, v2=True)
+        shape = {"block-size": drafted, "markov-rank": MARKOV_RANK}
+        sizes = {"block_size": drafted, "layers": list(layers), "markov_rank": MARKOV_RANK}
+        losses = ('{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv")
+        return blocks("DSpark", shape, sizes, losses, drafted, anchors, v2=True)
     return Compared(
         "EAGLE-3",
         k=4,
@@ -144,11 +187,12 @@ def compared(recipe: str, anchors: int) -> Compared:
             "steps": STEPS,
             "loss": "kl",
             "reduction": {"decay": 1.0, "normalized": False},
-            "layers": list(LAYERS),
+            "layers": list(layers),
             "norm_before_residual": True,
             "feature_norm": "joint",
             "norm_output": True,
         },
+        sizes={"layers": list(layers)},
         runs={"draftkit": {"train_head": False}, TRAINED_HEAD: {"train_head": True}},
     )
 
@@ -174,25 +218,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's on `--vllm-prompts`."""
+    """Acceptance lengths by what was measured: draftkit's with its interval, and vLLM's on `--vllm-prompts`."""
 
-    length: Interval
+    lengths: dict[str, Interval]
     vllm: float | None
 
 
 class Bench:
     """Everything in one folder; each method makes a file or folder that is not there yet."""
 
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
+    def __init__(self, options: argparse.Namespace, subject: Subject = ZOO, data: Path | None = None):
+        self.options, self.subject = options, subject
         self.work: Path = options.work.resolve()
         self.work.mkdir(parents=True, exist_ok=True)
-        self.samples_file = self._samples()
+        self.samples_file = self._samples() if data is None else self._first(data)
         self.samples = read_training_samples(self.samples_file)
         self.training, self.judging = held_out(self.samples, HELD_OUT)
         self.states = self.work / "states"
         if not self.states.exists():
-            draftkit("data", "states", self.samples_file, self.states, "--target", TARGET, "--encoding", "float32")
+            layers = ",".join(map(str, subject.layers))
+            stored = ("--target", subject.target, "--layers", layers, "--encoding", "float32")
+            draftkit("data", "states", self.samples_file, self.states, *stored)
 
     def _samples(self) -> Path:
         prompts, responses, samples = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "samples"))
@@ -204,11 +250,20 @@ class Bench:
             draftkit("data", "prepare", responses, samples, "--target", TARGET, "--max-length", 512)
         return samples
 
+    def _first(self, data: Path) -> Path:
+        """The first samples of a file, as far as `--tokens` reach."""
+        samples = self.work / "samples.jsonl"
+        if not samples.exists():
+            ends = accumulate(len(sample) for sample in read_training_samples(data))
+            count = sum(end <= self.options.tokens for end in ends)
+            draftkit("data", "prepare", data, samples, "--target", self.subject.target, "--limit", count)
+        return samples
+
     def settings(self, recipe: str, out: Path, row_size: int, optimization: Mapping[str, float]) -> dict[str, object]:
         """A run of draftkit that optimizes as speculators does; `optimization`: its steps or epochs, what differs."""
         return {
             "recipe": recipe,
-            "target": TARGET,
+            "target": self.subject.target,
             "data": str(self.samples_file),
             "states": str(self.states),
             "out": str(out),
@@ -243,17 +298,20 @@ class Bench:
 
     def evaluated(self, *arguments: object) -> str:
         """What `draftkit eval` prints, of the held-out prompts."""
-        return draftkit("eval", "--target", TARGET, "--limit", self.options.prompts, *arguments)
+        return draftkit("eval", "--target", self.subject.target, "--limit", self.options.prompts, *arguments)
 
 
 class Comparison:
     """One recipe by both trainers, in a folder of its own."""
 
     def __init__(self, bench: Bench, recipe: str):
-        self.bench, self.options, self.recipe = bench, bench.options, recipe
-        self.kind = compared(recipe, self.options.anchors)
+        self.bench, self.options, self.recipe, self.subject = bench, bench.options, recipe, bench.subject
+        kind = compared(recipe, self.subject.layers, self.options.drafted, self.options.anchors)
+        self.kind = kind.by_default if self.options.defaults else kind
         self.folder = bench.work / recipe
-        self.folder.mkdir(exist_ok=True)
+        if self.options.defaults or self.options.seed:
+            self.folder /= f"{'defaults' if self.options.defaults else 'alike'}-seed-{self.options.seed}"
+        self.folder.mkdir(exist_ok=True, parents=True)
         self.data = bench.work / "speculators-data"
         if not self.data.exists():
             self._write_speculators_data()
@@ -266,7 +324,7 @@ class Comparison:
             begin = {"from-pretrained": self._initial()} if self.kind.shape else {}
             self._run_speculators(self._training() | begin | {"save-path": checkpoints}, result)
         if not draft.exists():
-            convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=TARGET)
+            convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=self.subject.target)
         steps = json.loads(result.read_text())["steps"]
         return read_run(result, sum(step["tokens"] for step in steps), self.kind.scale), draft
 
@@ -277,8 +335,14 @@ class Comparison:
         if not result.exists():
             row_size = self._row_size(steps // self.options.epochs)
             settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.scale})
+            if self.options.defaults:
+                settings["optimization"] = {"max_steps": steps}
+            settings["seed"] = self.options.seed
             settings["options"] = {**self.kind.options, **self.kind.runs[name]}
-            settings |= {"draft": str(self._initial())} if self.kind.shape else {"draft_vocab_size": DRAFT_VOCABULARY}
+            if self.kind.shape:
+                settings["draft"] = str(self._initial())
+            else:
+                settings["draft_vocab_size"] = self.subject.vocabulary
             self.bench.train(settings, result)
         tokens = sum(len(self.bench.samples[number]) for number in self.bench.training)
         return read_run(result, self.options.epochs * tokens), out / "draft"
@@ -287,13 +351,19 @@ class Comparison:
         """The draft that both begin with, as speculators writes it."""
         initial = self.folder / "initial"
         if not initial.exists():
-            decoder = self.folder / "decoder.json"
-            decoder.write_text(json.dumps(decoder_config()))
-            shape = {**self.kind.shape, "draft-config": decoder, "mask-token-id": mask_token()}
+            shape = {**self.kind.shape, **self._decoder()}
             self._run_speculators(
                 self._training() | shape | {"save-path": initial, "dry-run": None}, self.folder / "initial.json"
             )
         return initial
+
+    def _decoder(self) -> dict[str, object]:
+        """The arguments that say what layers a block drafter has, and its mask token."""
+        config = AutoConfig.from_pretrained(self.subject.folder)
+        decoder = self.folder / "decoder.json"
+        decoder.write_text(json.dumps(decoder_config(config)))
+        mask = default_mask_token(self.subject.folder, config.vocab_size)
+        return {"draft-config": decoder, "mask-token-id": mask}
 
     def _run_speculators(self, arguments: Mapping[str, object], result: Path) -> None:
         """Run a command of speculators; an argument of None is a switch."""
@@ -301,7 +371,7 @@ class Comparison:
         job = {
             "samples": str(self.data / "samples.jsonl"),
             "data": str(self.data / "data"),
-            "arguments": [*chain.from_iterable(words), "--target-layer-ids", *map(str, LAYERS)],
+            "arguments": [*chain.from_iterable(words), "--target-layer-ids", *map(str, self.subject.layers)],
             "threads": self.options.threads,
         }
         run_worker(self.options.speculators_python, "scripts.bench._speculators_train", job, result)
@@ -312,11 +382,18 @@ class Comparison:
         return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
 
     def acceptance(self, draft: Path) -> Acceptance:
+        """Acceptance lengths on each prompt set at each temperature."""
         result = draft.parent / "acceptance.json"
-        if not result.exists():
-            found = self.bench.evaluated("--draft", draft, "--k", self.kind.k, "--concurrency", 8, "--json")
-            result.write_text(json.dumps(json.loads(found)["cells"][0]["acceptance_length"]))
-        return Acceptance(Interval(**json.loads(result.read_text())), self._by_vllm(draft))
+        found = json.loads(result.read_text()) if result.exists() else {}
+        for dataset in self.options.dataset:
+            name = Path(dataset).stem
+            if not any(key.startswith(f"{name},") for key in found):
+                asked = ("--dataset", dataset, "--k", self.kind.k, "--temperature", self.options.temperature)
+                printed = self.bench.evaluated("--draft", draft, *asked, "--concurrency", 8, "--json")
+                cells = json.loads(printed)["cells"]
+                found |= {f"{name}, T={cell['temperature']:g}": cell["acceptance_length"] for cell in cells}
+                result.write_text(json.dumps(found))
+        return Acceptance({name: Interval(**length) for name, length in found.items()}, self._by_vllm(draft))
 
     def _by_vllm(self, draft: Path) -> float | None:
         """The acceptance length that vLLM counts, of `--vllm-prompts`."""
@@ -331,10 +408,10 @@ class Comparison:
         return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
     def _vllm_job(self, draft: Path) -> dict[str, object]:
-        target = zoo.path("target")
+        target = self.subject.folder
         tokenizer = load_tokenizer(target, "target")
-        prompts = load_prompts("zoo", min(self.options.vllm_prompts, self.options.prompts))
-        model = load_training_target(TARGET, device="cpu", dtype=torch.float32)
+        prompts = load_prompts(self.options.dataset[0], min(self.options.vllm_prompts, self.options.prompts))
+        model = load_training_target(self.subject.target, device="cpu", dtype=torch.float32)
         return {
             "target": str(target),
             "speculative": speculative_config(read_draft(draft).spec, draft, self.kind.k),
@@ -348,16 +425,16 @@ class Comparison:
         """Samples, the held-out ones last, and the vocabulary."""
         samples, training = self.bench.samples, self.bench.training
         ordered = (samples[number] for number in [*training, *self.bench.judging])
-        write_speculators_data(self.data, ordered, TARGET, LAYERS)
-        size = AutoConfig.from_pretrained(zoo.path("target")).vocab_size
+        write_speculators_data(self.data, ordered, self.subject.target, self.subject.layers)
+        size = AutoConfig.from_pretrained(self.subject.folder).vocab_size
         counts = token_counts(samples, training, size)
-        write_speculators_vocabulary(self.data, choose_vocabulary(counts, DRAFT_VOCABULARY), size)
+        write_speculators_vocabulary(self.data, choose_vocabulary(counts, self.subject.vocabulary), size)
 
     def _training(self) -> dict[str, object]:
         """Arguments of all its runs."""
         training, samples = self.bench.training, self.bench.samples
         settings: dict[str, object] = {
-            "verifier-name-or-path": zoo.path("target"),
+            "verifier-name-or-path": self.subject.folder,
             "data-path": self.data / "data",
             "log-dir": self.folder / "speculators" / "logs",
             "speculator-type": self.recipe,
@@ -368,25 +445,23 @@ class Comparison:
             "train-data-ratio": (len(training) + 0.5) / len(samples),
             "num-workers": 0,
             "on-missing": "raise",
-            "optimizer": "adamw",
-            "lr": LEARNING_RATE,
-            "weight-decay": 0,
-            "scheduler-type": "linear",
-            "scheduler-warmup-ratio": WARMUP,
             "epochs": self.options.epochs,
             "checkpoint-freq": self.options.epochs,
-            "seed": 0,
+            "seed": self.options.seed,
             **self.kind.arguments,
         }
+        if not self.options.defaults:
+            settings |= OPTIMIZATION
+        elif self.recipe != "eagle3":
+            settings |= self._decoder()
         if not self.kind.shape:
             settings |= {"d2t-path": self.data / "d2t.npy", "t2d-path": self.data / "t2d.npy"}
-            settings |= {"draft-vocab-size": DRAFT_VOCABULARY}
+            settings |= {"draft-vocab-size": self.subject.vocabulary}
         return settings
 
 
-def decoder_config() -> dict[str, object]:
+def decoder_config(target: PretrainedConfig) -> dict[str, object]:
     """The configuration of a block drafter's layers, like the target's."""
-    target = AutoConfig.from_pretrained(zoo.path("target"))
     copied = (
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "rms_norm_eps", "max_position_embeddings", "rope_parameters",
@@ -436,7 +511,7 @@ def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
         f"{run.speed(run.cpu_seconds):.0f}",
         f"{run.peak_bytes / 1e6:.0f}",
         f"{run.loss:.3f}",
-        length(acceptance.length, 3),
+        *(length(found, 3) for found in acceptance.lengths.values()),
         "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}",
     ]
 
@@ -450,7 +525,12 @@ def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance:
         f"{ours.speed(ours.cpu_seconds) / theirs.speed(theirs.cpu_seconds):.2f}",
         f"{ours.peak_bytes / theirs.peak_bytes:.2f}",
         f"{ours.loss / theirs.loss:.2f}",
-        f"{our_acceptance.length.mean / their_acceptance.length.mean:.3f}",
+        *(
+            f"{ours.mean / theirs.mean:.3f}"
+            for ours, theirs in zip(
+                *(acceptance.lengths.values() for acceptance in (our_acceptance, their_acceptance)), strict=True
+            )
+        ),
     ]
     by_vllm = our_acceptance.vllm, their_acceptance.vllm
     return row if by_vllm[0] is None or by_vllm[1] is None else [*row, f"{by_vllm[0] / by_vllm[1]:.3f}"]
@@ -462,6 +542,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speculators-python", required=True, help="the Python of an environment with speculators")
     parser.add_argument("--draftkit-python", default=sys.executable, help="the Python that draftkit trains with")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
+    parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--data", type=Path, help="prepared samples; default: answers of the embedded target")
+    parser.add_argument("--tokens", type=int, default=sys.maxsize, help="of these, at most")
+    parser.add_argument("--layers", default=",".join(map(str, LAYERS)), help="of the target, which drafts read")
+    parser.add_argument("--vocabulary", type=int, default=DRAFT_VOCABULARY, help="of drafts with one of their own")
+    parser.add_argument("--dataset", nargs="+", default=["zoo"], help="prompt sets to measure acceptance on")
+    parser.add_argument("--temperature", default="0", help="to measure acceptance at, as 0,1")
+    parser.add_argument("--drafted", type=int, default=DRAFTED, help="tokens of a block")
+    parser.add_argument("--defaults", action="store_true", help="let each train as it does by itself")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
@@ -478,7 +568,9 @@ def main() -> None:
     options = arguments()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     torch.set_num_threads(options.threads)
-    bench = Bench(options)
+    layers = tuple(int(layer) for layer in options.layers.split(","))
+    subject = Subject(options.target, open_target(options.target).folder, layers, options.vocabulary)
+    bench = Bench(options, subject, options.data)
     if options.recipe in PARENTS:
         before, draft = bench.parallel(options.recipe)
         print(bench.evaluated("--draft", before, "--draft", draft, "--k", PARALLEL_K))
@@ -502,8 +594,11 @@ def comparison(bench: Bench, recipe: str) -> Table:
     sizes += f", {options.threads} threads, K={both.kind.k}"
     if options.vllm_python is not None:
         sizes += f", vLLM: {options.vllm_prompts} of {options.prompts} prompts"
-    title = f"{both.kind.title} on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
-    table = Table(*COLUMNS, title=title)
+    if options.defaults:
+        sizes += ", its own defaults each"
+    title = f"{both.kind.title} on {bench.subject.target}, seed {options.seed}, {today}, commit {commit()}"
+    title += f"\n{processor()}, {versions}; {sizes}"
+    table = Table(*COLUMNS, *(f"AL {name}" for name in their_length.lengths), "AL by vLLM", title=title)
     table.add_row(*cells("speculators", theirs, their_length))
     for name, (run, _) in runs.items():
         table.add_row(*cells(name, run, lengths[name]))
