@@ -16,7 +16,7 @@ from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import DISK_FAILURES
 from draftkit.io.jsonl import dump_line, parse_line, read_lines
 from draftkit.io.lock import sole_writer
-from draftkit.io.store import Store, is_address
+from draftkit.io.store import Store, is_address, is_passing
 
 BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 FREE_SPACE = "what was there before is kept: free some space and run the command again"
@@ -84,17 +84,21 @@ class JournalFile:
 
 class JournalParts:
     """The objects `00000000.jsonl`, `00000001.jsonl` … beneath an address: no store adds to an object. Each begins with
-    the header, so that it is a file of answers by itself."""
+    the header, so that it is a file of answers by itself. Two processes may open it: the second to add a part is
+    refused. Where the store cannot tell that, one may."""
 
     every = 30.0
 
     def __init__(self, address: str, format: str):
         self._store = Store(address)
-        self._parts = self._store.names()
+        self._parts = [name for name in self._store.names() if not is_passing(name)]
         self._begins = dump_line({"format": format})[:-2]
         self._header = b""
         if self._parts and self._parts != [part_name(number) for number in range(len(self._parts))]:
             raise not_ours(address)
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        held.enter_context(self._store.shared())
 
     def begun(self) -> bool:
         return bool(self._parts)

@@ -26,6 +26,8 @@ COPIES = "copies"  # a folder of their own there, where nothing else is ever tak
 DEFAULT_GIGABYTES = 50.0
 PAUSE = 0.02  # seconds between two attempts at a lock
 LOCK, PART = ".lock", ".part"
+TOTAL = "total"  # the file that says how many bytes the copies have, or more than that where a fetch has failed
+MANY = 1000  # copies, of which some more are removed at a time, as they have to be listed for it
 
 
 class LocalCache:
@@ -100,12 +102,25 @@ class LocalCache:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Remove what was read the longest time ago until `size` bytes more fit."""
+        """Have `size` bytes more fit, and count them."""
+        held = self._counted()
+        if held is None or held + size > self.limit:
+            held = self._remove_oldest(size)
+        (self.folder / TOTAL).write_text(str(held + size))
+
+    def _counted(self) -> int | None:
+        with suppress(OSError, ValueError):
+            return int((self.folder / TOTAL).read_text())
+        return None
+
+    def _remove_oldest(self, size: int) -> int:
+        """Remove what was read the longest time ago until `size` bytes more fit. Returns what is left."""
         names = (path for path in self.folder.iterdir() if path.suffix[1:].isdecimal())
         entries = {path: int(path.suffix[1:]) for path in names}
         total = sum(entries.values())
+        wanted = self.limit - (self.limit // 20 if len(entries) > MANY else 0)
         for entry in sorted(entries, key=_last_read) if total + size > self.limit else ():
-            if total + size <= self.limit:
+            if total + size <= wanted:
                 break
             if (lock := locked(entry.with_name(entry.name + LOCK))) is not None:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -119,6 +134,7 @@ class LocalCache:
                 where=self.folder,
                 hint=f"{GIGABYTES}=NUMBER lets it have more",
             )
+        return total
 
 
 def local_cache() -> LocalCache:

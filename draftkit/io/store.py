@@ -19,6 +19,7 @@ from draftkit.io.atomic import temporary_folder
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 CHUNK_BYTES = 16 << 20
 TRIED = ".try-"  # what objects are called that are made to see what a store does
+WRITER = ".writer"  # the object that says that a store without conditional puts has its one writer
 
 
 def is_address(place: str | PurePath) -> bool:
@@ -131,6 +132,34 @@ class Store:
         self.remove(name)
         return once and not twice
 
+    @property
+    def why_not_many(self) -> str | None:
+        """Why one process alone may write beneath the address; None where many may."""
+        if self.creates_once:
+            return None
+        return "the store does not create an object on condition that it is not there, so that one process writes"
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """In the body this process writes beneath the address, beside others where many may.
+
+        Raises `DraftkitError` where one alone may, and another does or was killed.
+        """
+        if self.why_not_many is None:
+            yield
+            return
+        mine = uuid4().hex.encode()
+        if self.size(WRITER) is not None or not self.create(WRITER, mine) or self.read(WRITER) != mine:
+            raise DraftkitError(
+                f"another process writes there, or was killed: {self.why_not_many}",
+                where=f"{self.address}/{WRITER}",
+                hint="wait until it has ended; where none is at work, remove that object",
+            )
+        try:
+            yield
+        finally:
+            self.remove(WRITER)
+
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
@@ -145,6 +174,11 @@ class Store:
             said = str(error).partition("\n")[0] or type(error).__name__
             what = f"{PurePath(where).name} {what}: {said}"
             raise SourceError(what, where=where, hint=_hint(where, error)) from error
+
+
+def is_passing(name: str) -> bool:
+    """Whether an object is there while others are written, and is no content."""
+    return name == WRITER or name.startswith(TRIED)
 
 
 def is_there(place: str | Path) -> bool:
@@ -183,6 +217,8 @@ def _hint(where: str, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space"
     package = PACKAGES.get(where.partition("://")[0])
+    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("fsspec"):
+        return f"pip install {package or 'fsspec'}"
     if isinstance(error, ImportError):
         return f"pip install {package}" if package else "install the package that fsspec names"
     return "look at the address, the network, and the credentials as the store's own tools read them"

@@ -16,7 +16,7 @@ from draftkit.data.rows import read_rows
 from draftkit.data.sample_files import open_samples, read_samples, samples_sha256
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.cache import local_file
-from draftkit.io.store import Store
+from draftkit.io.store import WRITER, Store
 
 assert plain_store
 TARGET = ("--target", "zoo:target")
@@ -117,6 +117,20 @@ def test_a_second_writer_of_answers_is_refused(store: Store) -> None:
     assert list(again.done) == ["a"]
     again.append([{"id": "b"}])
     assert [row["id"] for _, row in again.rows()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("scheme", ["old", "looking"])
+def test_where_a_store_has_no_conditional_puts_one_process_writes_answers(scheme: str, tmp_path: Path) -> None:
+    """Another would overwrite what it has written, and neither would know."""
+    address = f"{scheme}://{tmp_path}"
+    one = ResponseFile(address, SETTINGS)
+    one.append([{"id": "a"}])
+    with pytest.raises(DraftkitError, match=f"another process writes there, or was killed(.|\n)*{address}/{WRITER}"):
+        ResponseFile(address, SETTINGS)
+    one.append([{"id": "b"}])
+    del one
+    again = ResponseFile(address, SETTINGS)
+    assert list(again.done) == ["a", "b"]
 
 
 def test_what_lies_there_and_is_no_answers_is_left_alone(store: Store) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftkit.errors import DraftkitError, SourceError
-from draftkit.io.cache import LocalCache, local_cache, local_copy, local_file
+from draftkit.io.cache import TOTAL, LocalCache, local_cache, local_copy, local_file
 from draftkit.io.store import Store
 
 
@@ -32,7 +32,7 @@ def filled(size: int, calls: list[int] | None = None) -> Callable[[Path], None]:
 def size_of(folder: Path) -> int:
     total = 0
     for place, _, files in os.walk(folder):
-        for name in files:
+        for name in {*files} - {TOTAL}:
             with suppress(FileNotFoundError):  # another process may just have removed it
                 total += Path(place, name).stat().st_size
     return total
@@ -71,6 +71,22 @@ def test_what_is_being_read_stays(tmp_path: Path) -> None:
         assert not path.exists()
     with pytest.raises(DraftkitError, match="do not fit into the cache"), cache.copy("d", "x", 101, filled(101)):
         pass
+
+
+def test_it_is_listed_where_something_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many copies more than one at once; and what a killed process has counted and not fetched is found then."""
+    cache, listed, usual = LocalCache(tmp_path, 100), list[Path](), Path.iterdir
+    monkeypatch.setattr("draftkit.io.cache.MANY", 10)
+    monkeypatch.setattr(Path, "iterdir", lambda folder: listed.append(folder) or usual(folder))
+    for number in range(101):
+        with cache.copy(f"k{number}", "x", 1, filled(1)):
+            pass
+    assert len(listed) == 2  # the first time, and when it was full
+    assert size_of(tmp_path) == int((tmp_path / TOTAL).read_text()) == 95
+    for damaged in ("", "999999"):
+        (tmp_path / TOTAL).write_text(damaged)
+        with cache.copy(f"again{damaged}", "x", 1, filled(1)):
+            assert size_of(tmp_path) == int((tmp_path / TOTAL).read_text())
 
 
 def test_what_was_not_fetched_whole_is_fetched_again(tmp_path: Path) -> None:

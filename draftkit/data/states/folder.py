@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from draftkit.errors import DraftkitError, SourceError
+from draftkit.errors import SourceError
 from draftkit.io.atomic import CLAIMS, atomic_file, is_empty, settle_leftovers, temporary_folder, write_file
 from draftkit.io.claims import claimed, one_at_a_time, settle_claims
 from draftkit.io.digest import file_sha256
@@ -27,9 +27,8 @@ from draftkit.io.jsonfile import object_in, read_object
 from draftkit.io.leases import Leases
 from draftkit.io.lock import many_writers
 from draftkit.io.safetensors_file import write_safetensors
-from draftkit.io.store import TRIED, Store, is_address
+from draftkit.io.store import Store, is_address, is_passing
 
-WRITER = ".writer"  # the object that says that a store without conditional puts has its one writer
 PAUSE = 0.2  # seconds between two attempts at a claim in a store
 
 
@@ -177,24 +176,12 @@ class StoredFolder:
         pass  # nothing is begun in a store that is not whole
 
     def is_vacant(self) -> bool:
-        passing = (name == WRITER or name.startswith((f"{CLAIMS}/", TRIED)) for name in self.store.names())
-        return all(passing)
+        return all(name.startswith(f"{CLAIMS}/") or is_passing(name) for name in self.store.names())
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        if self.why_not_many() is None:
+        with self.store.shared():
             yield
-            return
-        if self.store.size(WRITER) is not None or not self.store.create(WRITER, b"1"):
-            raise DraftkitError(
-                f"another process writes there, or was killed: {self.why_not_many()}",
-                where=f"{self.place}/{WRITER}",
-                hint="wait until it has ended; where none is at work, remove that object",
-            )
-        try:
-            yield
-        finally:
-            self.store.remove(WRITER)
 
     @contextmanager
     def claimed(self, name: str, *, lasting: bool = False) -> Iterator[bool]:
@@ -221,9 +208,7 @@ class StoredFolder:
         return None
 
     def why_not_many(self) -> str | None:
-        if self.store.creates_once:
-            return None
-        return "the store does not create an object on condition that it is not there, so that one process writes"
+        return self.store.why_not_many
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
