@@ -2,7 +2,7 @@
 
 `python -m scripts.bench.train --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
 [--draftkit-python ENV/bin/python] [--recipe eagle3 | dflash | dspark | p-eagle | pard] [--samples 1000] [--epochs 2]
-[--tokens-per-row 1024] [--threads 1] [--prompts 80] [--defaults] [--seed 0]
+[--tokens-per-row 1024] [--threads 1] [--prompts 80] [--defaults] [--seed 0] [--vary NAME=VALUE …]
 [--target TARGET --data SAMPLES --layers 2,15,27 --vocabulary 8192 --dataset FILE … --temperature 0,1]`
 
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
@@ -22,7 +22,8 @@ speculators' loss multiplied by it. vLLM runs DSpark in its V2 model runner, whi
 `--target` and `--data`: another target, with samples that `draftkit data prepare` has written; `--tokens` takes the
 first of them. `--defaults`: each trains as it does by itself, with its own loss, optimizer, schedule and start; the
 number of optimizer steps stays the same, as do rows, layers, vocabulary, epochs, precision and the sizes of a block.
-`--seed` has folders of its own.
+`--seed` has folders of its own. `--vary NAME=VALUE` is draftkit's run once more with one setting changed, as `train
+--set` takes it; of what makes two trainers differ it shows one thing at a time.
 
 `--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
 `draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
@@ -38,7 +39,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate, chain
@@ -280,9 +281,9 @@ class Bench:
             "validation": {"share": HELD_OUT},
         }
 
-    def train(self, settings: Mapping[str, object], result: Path) -> None:
-        """A run of draftkit, timed."""
-        job = {"settings": settings, "threads": self.options.threads}
+    def train(self, settings: Mapping[str, object], result: Path, changed: Sequence[str] = ()) -> None:
+        """A run of draftkit, timed; `changed`: settings as `train --set` takes them."""
+        job = {"settings": settings, "changed": changed, "threads": self.options.threads}
         run_worker(self.options.draftkit_python, "scripts.bench._draftkit_train", job, result)
 
     def parallel(self, recipe: str) -> tuple[str, Path]:
@@ -328,9 +329,9 @@ class Comparison:
         steps = json.loads(result.read_text())["steps"]
         return read_run(result, sum(step["tokens"] for step in steps), self.kind.scale), draft
 
-    def draftkit(self, name: str, steps: int) -> tuple[Run, Path]:
-        """A training by draftkit and its draft."""
-        out = self.folder / folder_name(name)
+    def draftkit(self, name: str, steps: int, *changed: str) -> tuple[Run, Path]:
+        """A training by draftkit and its draft; `changed`: settings that differ."""
+        out = self.folder / folder_name("-".join([name, *changed]))
         result = self.folder / f"{out.name}.json"
         if not result.exists():
             row_size = self._row_size(steps // self.options.epochs)
@@ -343,7 +344,7 @@ class Comparison:
                 settings["draft"] = str(self._initial())
             else:
                 settings["draft_vocab_size"] = self.subject.vocabulary
-            self.bench.train(settings, result)
+            self.bench.train(settings, result, changed)
         tokens = sum(len(self.bench.samples[number]) for number in self.bench.training)
         return read_run(result, self.options.epochs * tokens), out / "draft"
 
@@ -552,6 +553,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--drafted", type=int, default=DRAFTED, help="tokens of a block")
     parser.add_argument("--defaults", action="store_true", help="let each train as it does by itself")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--vary", nargs="+", default=[], metavar="NAME=VALUE", help="runs of draftkit that differ by it"
+    )
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
@@ -582,7 +586,9 @@ def comparison(bench: Bench, recipe: str) -> Table:
     """All runs of a recipe, and the first of draftkit's against that of speculators."""
     both = Comparison(bench, recipe)
     theirs, their_draft = both.speculators()
-    runs = {name: both.draftkit(name, len(theirs.losses)) for name in both.kind.runs}
+    steps = len(theirs.losses)
+    runs = {name: both.draftkit(name, steps) for name in both.kind.runs}
+    runs |= {f"draftkit, {change}": both.draftkit("draftkit", steps, change) for change in bench.options.vary}
     lengths = {name: both.acceptance(draft) for name, (_, draft) in runs.items()}
     their_length = both.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
