@@ -24,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -70,6 +71,7 @@ DRAFTKIT = (sys.executable, "-c", "from draftkit.cli import main; main()")
 START = {".bin": "python, import torch", "safetensors": "python"}
 COPIES = ("cp", "cp and sync")
 SAMPLING_SECONDS = 0.005
+MEMORY = ("RssAnon", "VmHWM")  # what is watched of a process: private, and resident at its peak
 
 
 class Cost(NamedTuple):
@@ -119,11 +121,14 @@ def commands(folder: Path, speculators: Path | None) -> dict[str, Sequence[str |
     return runs
 
 
-def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Cost:
-    with tempfile.TemporaryFile() as errors:
+def run(command: Sequence[str | Path], environment: Mapping[str, str], given: str = "") -> Cost:
+    """What a command costs that is `given` a text; its memory is that of its processes, each at its own peak."""
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as asked:
+        asked.write(given.encode())
+        asked.seek(0)
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
-        peaks = {"RssAnon": 0, "VmHWM": 0}
+        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+        peaks: dict[int, dict[str, int]] = {}
         watcher = threading.Thread(target=watch, args=(process.pid, peaks))
         watcher.start()
         _, status, usage = os.wait4(process.pid, 0)
@@ -133,25 +138,37 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Cost:
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command} failed:\n{errors.read().decode()[-3000:]}")
-    return Cost(wall, usage.ru_utime + usage.ru_stime, peaks["RssAnon"], peaks["VmHWM"])
+    private, resident = (sum(each[key] for each in peaks.values()) for key in MEMORY)
+    return Cost(wall, usage.ru_utime + usage.ru_stime, private, resident)
 
 
-def watch(pid: int, peaks: dict[str, int]) -> None:
-    """Raise the peaks, in bytes, to what /proc shows until the process ends; `ru_maxrss` would begin with ours."""
-    while True:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:
-            return
-        memory = {
-            key: int(value.split()[0]) << 10
-            for key, _, value in (line.partition(":") for line in lines)
-            if key in peaks
-        }
-        if not memory:  # it has ended, and waits to be reaped
-            return
-        peaks |= {key: max(peaks[key], size) for key, size in memory.items()}
+def watch(pid: int, peaks: dict[int, dict[str, int]]) -> None:
+    """Raise the peaks of a process and its children, by their ids and in bytes, to what /proc shows until it ends;
+    `ru_maxrss` would begin with ours."""
+    while memory_of(pid):
+        for one in (pid, *children(pid)):
+            now, most = memory_of(one), peaks.setdefault(one, dict.fromkeys(MEMORY, 0))
+            most |= {key: max(most[key], size) for key, size in now.items()}
         time.sleep(SAMPLING_SECONDS)
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """`MEMORY` of a process in bytes; nothing of one that has ended, even where it waits to be reaped."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    found = (line.partition(":") for line in lines)
+    return {key: int(value.split()[0]) << 10 for key, _, value in found if key in MEMORY}
+
+
+def children(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                yield child
+                yield from children(child)
 
 
 def warm_up(folder: Path) -> None:
