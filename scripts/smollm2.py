@@ -81,8 +81,8 @@ TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
 DTYPE = ("--dtype", "bfloat16")
 VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
-ROW = 512  # tokens of a row, and of a step
-WALKED = 250_000  # tokens between two walks over held-out answers, in runs that have several times as many
+ROW = 512  # tokens of a row, which is a step; samples fill some 476 of them
+WALKED = 525  # steps between two walks over held-out answers in long runs: 250,000 tokens
 LAYERS = "2,15,27"  # EAGLE-3's of 30, for the block drafters too, so that the states stored once serve all
 
 
@@ -258,7 +258,7 @@ def train(story: Story) -> None:
             "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
             "--layers", CUT_LAYERS,
         )  # fmt: skip
-    every = min(max(story.steps // 10, 50), WALKED // ROW)
+    every = WALKED if story.steps >= 4 * WALKED else max(story.steps // 10, 50)
     common = {
         "optimization.max_steps": story.steps,
         "optimization.lr": 2e-3,
