@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.engines import sglang
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
+from draftkit.io.html import is_as_written
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
@@ -336,6 +338,9 @@ def test_the_card_that_is_checked_in(tmp_path: Path) -> None:
     text = (cards / "zoo-eagle3.md").read_text()
     assert f"`{draft_sha256(read_draft(draft))}`" in text
     assert ModelCard(text).data.eval_results
+    assert is_as_written(cards / "zoo-eagle3.md")
+    headings = [re.findall(r"^## .*$", card, re.MULTILINE) for card in (text, card_of(draft).text)]
+    assert headings[0] == headings[1]
     assert (cards / "template.md").samefile(TEMPLATE)
 
 
