@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
 	$(BIN)/draftkit convert zoo:eagle build/demo/eagle
-	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
+	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --limit 40 --concurrency 4 --max-new-tokens 96
 
 # Where Triton interprets its kernels: a process has one way to run them. tests/test_house.py keeps the list whole.
 INTERPRETED := tests/runtime/test_expand_rows.py tests/runtime/test_fusion.py tests/runtime/test_rounds.py \

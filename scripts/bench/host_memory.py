@@ -1,6 +1,6 @@
 """The most memory that a measurement on the CPU holds: `draftkit eval`, transformers' `generate` and vLLM.
 
-`python -m scripts.bench.host_memory --target T --draft D [--k 2] [--vllm-python ENV/bin/python] [--only draftkit]`
+`python -m scripts.bench.host_memory --target T --draft D [--k 2] [--vllm-python ENV/bin/python] [--only vLLM]`
 
 Every tool does the same in whole processes: a few prompts of the zoo, one at a time, with the target alone and, but for
 `generate`, with a draft; once with the given target and once with the zoo's and its draft, whose weights are next to
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM")
-    parser.add_argument("--only", help="what the names of the tools must hold")
+    parser.add_argument("--only", default="", help="a regular expression for what is measured, as 'compile, EAGLE-3'")
     options = parser.parse_args()
     table = Table("tool", "draft", "private MB", "resident MB", "with the zoo's", "", "more", "", "of the weights", "")
     with ExitStack() as stack:
@@ -129,9 +130,10 @@ def main() -> None:
         for target, draft in ((options.target, options.draft), ("zoo:target", "zoo:eagle3")):
             subjects.append(Subject(target, draft, stack.enter_context(open_draft(draft, target)).path))
         for name, drafted, lane in lanes(options):
-            if options.only is None or options.only in name:
+            method = "EAGLE-3" if drafted else "plain"
+            if re.search(options.only, f"{name}, {method}"):
                 large, small = (lane(subject) for subject in subjects)
-                table.add_row(name, "EAGLE-3" if drafted else "–", *cells(large, small, subjects, drafted))
+                table.add_row(name, method, *cells(large, small, subjects, drafted))
                 Console(width=160, file=sys.stderr).print(table)
     Console(width=160).print(table)
 
