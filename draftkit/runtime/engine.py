@@ -277,11 +277,12 @@ class Engine:
     def _check(self, request: Request) -> None:
         if not request.prompt:
             raise DraftkitError(f"request {request.id} has an empty prompt")
-        foreign = next(((i, t) for i, t in enumerate(request.prompt) if not 0 <= t < self.target.vocab_size), None)
+        size = self.target.vocab_size
+        foreign = next(((i, t) for i, t in enumerate(request.prompt) if not 0 <= t < size), None)
         if foreign is not None:
             raise DraftkitError(
                 f"request {request.id}: token {foreign[0]} of the prompt has the id {foreign[1]}",
-                expected=f"ids from 0 to {self.target.vocab_size - 1}, the target's vocabulary",
+                expected=f"ids from 0 to {size - 1}, the target's vocabulary",
                 hint="encode the prompt with the target's own tokenizer",
             )
         if request.max_new_tokens < 1:
