@@ -208,7 +208,8 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
             str(data.path),
             "the draft never proposes the end of an answer: the last round of every response is wasted on tokens after "
             "it, and short answers lose most",
-            "use a template that renders the end of a turn, or rows that `draftkit data regenerate` has made",
+            "use a template that renders the end of a turn, or rows that `draftkit data regenerate` has made with a "
+            "--max-new-tokens within which answers end",
         )
     elif data.is_large(survey.unended):
         yield Finding(

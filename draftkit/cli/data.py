@@ -45,6 +45,7 @@ from draftkit.cli.options import (
 from draftkit.cli.output import (
     answer_progress,
     console,
+    counted,
     counted_progress,
     print_json,
     quiet_transformers,
@@ -436,9 +437,12 @@ def states(
         done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": costs}
         print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
-        size = sum(shard.bytes for shard in manifest.shards)
-        say_written(out, f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes")
-        say_next("train", "--data", named(samples), "--states", out, "--target", target)
+        size, shards = sum(shard.bytes for shard in manifest.shards), counted(len(manifest.shards), "shard")
+        say_written(out, f"{manifest.num_tokens:,} tokens in {shards}, {size:,} bytes")
+        say_next(
+            "train", "--recipe", "RECIPE", "--target", target, "--data", named(samples), "--states", out,
+            "--out", "RUN",
+        )  # fmt: skip
 
 
 @app.command(cls=PanelCommand)

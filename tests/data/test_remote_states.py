@@ -158,7 +158,8 @@ def test_the_next_command_names_addresses(draftkit: Command, data: Path, folder:
     Store(address).upload(data, "data.jsonl")
     samples, out = f"{address}/data.jsonl", f"{address}/states"
     ran = draftkit("data", "states", samples, out, "--target", folder, "--device", "cpu")
-    assert ran.err.splitlines()[-1] == f"next: draftkit train --data {samples} --states {out} --target {folder}"
+    expected = f"next: draftkit train --recipe RECIPE --target {folder} --data {samples} --states {out} --out RUN"
+    assert ran.err.splitlines()[-1] == expected
 
 
 def test_two_jobs_share_a_store(stored: Path, data: Path, folder: Path) -> None:

@@ -574,7 +574,7 @@ def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path
     assert (planned["tokens"], planned["bytes_per_token"]) == (sum(LENGTHS), 3 * (pico.HIDDEN + 4))
     ran = draftkit(*command)
     assert ran.code == 0
-    assert ran.err.startswith(f"7 samples, 208 tokens in 1 shards, {3 * (pico.HIDDEN + 4)} bytes a token: ")
+    assert ran.err.startswith(f"7 samples, 208 tokens in 1 shard, {3 * (pico.HIDDEN + 4)} bytes a token: ")
     assert draftkit(*command, "--json").code == 0  # nothing left to do
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,x").code == 1
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,9").code == 1

@@ -42,7 +42,8 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
     """Whether to train on it, each finding, the worst first, and one sample colored by its mask."""
     findings = sorted(checkup["findings"], key=lambda finding: SEVERITIES.index(finding["severity"]))
     counts = Counter(finding["severity"] for finding in findings)
-    said = ", ".join(f"{counts[name]} {name}" for name in SEVERITIES if counts[name])
+    plurals = {name: "" if name == "ok" or counts[name] == 1 else "s" for name in SEVERITIES}
+    said = ", ".join(f"{counts[name]} {name}{plurals[name]}" for name in SEVERITIES if counts[name])
     verdict = "not to be trained on" if counts["error"] else "doubtful" if counts["warning"] else "sound"
     console.print(labelled(verdict, said, "red" if counts["error"] else "yellow" if counts["warning"] else "green"))
     rows = columns()
@@ -58,7 +59,8 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
 
 def states_plan(plan: Mapping[str, Any]) -> str:
     """A table of what storing hidden states takes."""
-    counts = "{documents:,} samples, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
+    shards = f"{plan['shards']:,} shard{'' if plan['shards'] == 1 else 's'}"
+    counts = "{documents:,} samples, {tokens:,} tokens in " + shards + ", {bytes_per_token:,} bytes a token: "
     free = plan["free_bytes"]  # of a disk; a store does not tell
     sizes = _size(plan["bytes"]) + ("" if free is None else f" of {_size(free)} free")
     time = f"about {timedelta(seconds=round(plan['seconds']))}, from {plan['probe_tokens']:,} tokens"
