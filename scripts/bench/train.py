@@ -23,7 +23,8 @@ speculators' loss multiplied by it. vLLM runs DSpark in its V2 model runner, whi
 first of them. `--defaults`: each trains as it does by itself, with its own loss, optimizer, schedule and start; the
 number of optimizer steps stays the same, as do rows, layers, vocabulary, epochs, precision and the sizes of a block.
 `--seed` has folders of its own. `--vary NAME=VALUE` is draftkit's run once more with one setting changed, as `train
---set` takes it; of what makes two trainers differ it shows one thing at a time.
+--set` takes it, `--vary-speculators` theirs with an argument changed: what makes two trainers differ, one thing at a
+time.
 
 `--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
 `draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
@@ -317,13 +318,14 @@ class Comparison:
         if not self.data.exists():
             self._write_speculators_data()
 
-    def speculators(self) -> tuple[Run, Path]:
-        """Train with speculators, and convert its last checkpoint with draftkit."""
-        result, draft = self.folder / "speculators.json", self.folder / "speculators" / "draft"
-        checkpoints = self.folder / "speculators" / "checkpoints"
+    def speculators(self, *changed: str) -> tuple[Run, Path]:
+        """Train with speculators, and convert its last checkpoint with draftkit; `changed`: arguments that differ."""
+        out = self.folder / "-".join(["speculators", *changed])
+        result, draft, checkpoints = self.folder / f"{out.name}.json", out / "draft", out / "checkpoints"
         if not result.exists():
             begin = {"from-pretrained": self._initial()} if self.kind.shape else {}
-            self._run_speculators(self._training() | begin | {"save-path": checkpoints}, result)
+            differing = dict(change.split("=", 1) for change in changed)
+            self._run_speculators({**self._training(), **begin, "save-path": checkpoints, **differing}, result)
         if not draft.exists():
             convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=self.subject.target)
         steps = json.loads(result.read_text())["steps"]
@@ -556,6 +558,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="NAME=VALUE", help="runs of draftkit that differ by it"
     )
+    parser.add_argument("--vary-speculators", nargs="+", default=[], metavar="NAME=VALUE", help="more of speculators")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
@@ -589,7 +592,8 @@ def comparison(bench: Bench, recipe: str) -> Table:
     steps = len(theirs.losses)
     runs = {name: both.draftkit(name, steps) for name in both.kind.runs}
     runs |= {f"draftkit, {change}": both.draftkit("draftkit", steps, change) for change in bench.options.vary}
-    lengths = {name: both.acceptance(draft) for name, (_, draft) in runs.items()}
+    others = {f"speculators, {change}": both.speculators(change) for change in bench.options.vary_speculators}
+    lengths = {name: both.acceptance(draft) for name, (_, draft) in (runs | others).items()}
     their_length = both.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     today = datetime.now(UTC).date().isoformat()
@@ -606,7 +610,7 @@ def comparison(bench: Bench, recipe: str) -> Table:
     title += f"\n{processor()}, {versions}; {sizes}"
     table = Table(*COLUMNS, *(f"AL {name}" for name in their_length.lengths), "AL by vLLM", title=title)
     table.add_row(*cells("speculators", theirs, their_length))
-    for name, (run, _) in runs.items():
+    for name, (run, _) in (others | runs).items():
         table.add_row(*cells(name, run, lengths[name]))
     table.add_row(*ratios(runs["draftkit"][0], theirs, lengths["draftkit"], their_length))
     return table
