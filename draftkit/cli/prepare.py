@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from draftkit.cli.options import JsonOption, ReplaceFolderOption, SourceArgument, TargetOption, TrustOption, models
-from draftkit.cli.output import console, print_json, quiet_transformers, say_next
+from draftkit.cli.output import console, print_json, quiet_transformers, say_next, say_written
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.io.cache import local_file
@@ -65,9 +65,14 @@ def transplant(
     if as_json:
         print_json(result)
         return
+    if not dry_run:
+        say_written(out, f"{donor} with the tokenizer of {tokenizer_of}")
     show_transplant(console(), result)
     if not dry_run:
-        say_next("train", "--recipe", "draft-model", "--draft", out, "--target", tokenizer_of)
+        say_next(
+            "train", "--recipe", "draft-model", "--draft", out, "--target", tokenizer_of, "--data", "SAMPLES",
+            "--out", "RUN",
+        )  # fmt: skip
 
 
 @app.command(cls=PanelCommand)
@@ -154,6 +159,8 @@ def prune_vocab(
     if as_json:
         print_json(result)
         return
+    if not plan:
+        say_written(out, f"{draft} over {size:,} tokens")
     show_pruning(console(), result)
     if not plan:
         for note in method_note(pruning.source.spec):

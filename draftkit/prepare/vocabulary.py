@@ -94,7 +94,9 @@ def open_vocabulary(source: Located) -> Vocabulary:
     size = _text_config(source.path).get("vocab_size")
     if type(size) is not int or size <= 0:
         raise FormatError(
-            f"vocab_size is {size!r}", where=source.path / "config.json", expected="that of a language model"
+            "its config has no vocab_size" if size is None else f"vocab_size is {size!r}",
+            where=source.path / "config.json",
+            expected="that of a language model",
         )
     if not any(path.name.startswith(TOKENIZERS) for path in source.path.iterdir()):
         raise TargetError("there is no tokenizer", where=source.path, expected="tokenizer.json beside config.json")
