@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from draftkit.errors import DraftkitError, FormatError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Modality = Literal["image", "audio"]
-MODALITIES: tuple[Modality, ...] = get_args(Modality)
 MAX_BYTES = 64 * 2**20
 MAX_PIXELS = 50_000_000
 MAX_SIDE = 65_535  # pixels, which JPEG ends at

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from draftkit.evaluate.near_ties import teacher_forced
 from draftkit.requests import SamplingParameters
-from draftkit.runtime.ops.random import gumbel, target_stream
+from draftkit.runtime.ops.random import exponential, natural_log, target_stream
 from draftkit.runtime.records import Generation
 from lossless.exact_distribution import exact_distribution
 
@@ -78,4 +78,5 @@ class Replay:
 def _noise(sampling: SamplingParameters, start: int, logits: Tensor) -> Tensor:
     positions = start + torch.arange(len(logits), device=logits.device)
     seed = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
-    return gumbel(target_stream(positions.new_tensor([seed]), positions[None]), logits.shape[1])[0]
+    stream = target_stream(positions.new_tensor([seed]), positions[None])
+    return -natural_log(exponential(stream, logits.shape[1])[0])

@@ -134,11 +134,6 @@ def _words_of_rows(stream: Stream, size: int) -> tuple[Tensor, ...]:
     return _words(Stream(seeds[..., None], positions[..., None], origins[..., None], purpose), counters)
 
 
-def gumbel(stream: Stream, size: int) -> Tensor:
-    """Independent standard Gumbel draws, float32 [..., size]: −log of `exponential`."""
-    return -natural_log(exponential(stream, size))
-
-
 def race(weights: Tensor, stream: Stream, score: Callable[[Entrants, Tensor], Tensor]) -> Tensor:
     """The scores of a race of exponential clocks, in which weight over noise is largest: float32 [..., V].
 
