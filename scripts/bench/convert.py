@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,7 +72,7 @@ DRAFTKIT = (sys.executable, "-c", "from draftkit.cli import main; main()")
 START = {".bin": "python, import torch", "safetensors": "python"}
 COPIES = ("cp", "cp and sync")
 SAMPLING_SECONDS = 0.005
-MEMORY = ("RssAnon", "VmHWM")  # what is watched of a process: private, and resident at its peak
+MEMORY = ("RssAnon", "VmRSS", "VmHWM")  # what is watched of processes: private, resident, and that at its peak
 
 
 class Cost(NamedTuple):
@@ -122,13 +123,13 @@ def commands(folder: Path, speculators: Path | None) -> dict[str, Sequence[str |
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], given: str = "") -> Cost:
-    """What a command costs that is `given` a text; its memory is that of its processes, each at its own peak."""
+    """What a command costs that is `given` a text; its memory is that of its processes together."""
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as asked:
         asked.write(given.encode())
         asked.seek(0)
         began = time.perf_counter()
         process = subprocess.Popen(command, stdin=asked, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
-        peaks: dict[int, dict[str, int]] = {}
+        peaks = dict.fromkeys(MEMORY, 0)
         watcher = threading.Thread(target=watch, args=(process.pid, peaks))
         watcher.start()
         _, status, usage = os.wait4(process.pid, 0)
@@ -138,17 +139,19 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str], given: st
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command} failed:\n{errors.read().decode()[-3000:]}")
-    private, resident = (sum(each[key] for each in peaks.values()) for key in MEMORY)
-    return Cost(wall, usage.ru_utime + usage.ru_stime, private, resident)
+    resident = max(peaks["VmRSS"], peaks["VmHWM"])
+    return Cost(wall, usage.ru_utime + usage.ru_stime, peaks["RssAnon"], resident)
 
 
-def watch(pid: int, peaks: dict[int, dict[str, int]]) -> None:
-    """Raise the peaks of a process and its children, by their ids and in bytes, to what /proc shows until it ends;
+def watch(pid: int, peaks: dict[str, int]) -> None:
+    """Raise the peaks, in bytes, to what /proc shows of a process until it ends, and of it and its children together;
     `ru_maxrss` would begin with ours."""
-    while memory_of(pid):
-        for one in (pid, *children(pid)):
-            now, most = memory_of(one), peaks.setdefault(one, dict.fromkeys(MEMORY, 0))
-            most |= {key: max(most[key], size) for key, size in now.items()}
+    while own := memory_of(pid):
+        now = Counter(own)
+        for child in children(pid):
+            now.update(memory_of(child))
+        now["VmHWM"] = own["VmHWM"]
+        peaks |= {key: max(peaks[key], size) for key, size in now.items()}
         time.sleep(SAMPLING_SECONDS)
 
 
@@ -163,12 +166,15 @@ def memory_of(pid: int) -> dict[str, int]:
 
 
 def children(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
+    """The processes that a process has started, and those that they have; without those that run no program of their
+    own yet, whose memory is their parent's."""
+    with suppress(OSError):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes()
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, task.read_text().split()):
-                yield child
-                yield from children(child)
+                if Path(f"/proc/{child}/cmdline").read_bytes() != program:
+                    yield child
+                    yield from children(child)
 
 
 def warm_up(folder: Path) -> None:

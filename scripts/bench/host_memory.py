@@ -6,12 +6,11 @@ Every tool does the same in whole processes: a few prompts of the zoo, one at a 
 `generate`, with a draft; once with the given target and once with the zoo's and its draft, whose weights are next to
 nothing. What the first takes more than the second is set against the bytes of the weights. "private" is the peak of
 anonymous memory, "resident" has the pages of the checkpoint's file too, which the kernel takes back when it needs them.
-Both are of the process and its children together, each at its own peak. Weights: the target's and the draft's files;
-those of tied embeddings count once.
+Both are of the process and its children together, at the moment when they hold most. Weights: the files of the target
+and of the draft.
 
-`draftkit eval --draft ngram` is plain decoding: the draft has no weights. Compiled rounds are run twice, and the second
-run counts, which takes the kept programs. vLLM's room for keys and values is the smallest that it takes, 1 GiB, which
-it reserves and does not fill.
+`draftkit eval --draft ngram` is plain decoding: the draft has no weights. What is compiled is run twice, and the second
+run counts, which takes what is kept of the first. vLLM's room for keys and values is 1 GiB, the smallest that it takes.
 """
 
 from __future__ import annotations
@@ -111,7 +110,10 @@ def vllm(options: argparse.Namespace, environment: Mapping[str, str], drafted: b
             "max_new_tokens": TOKENS,
             "eos_token_ids": [0],
         }
-        return run((options.vllm_python, "-m", "scripts.bench._vllm_time"), environment, json.dumps(job) + "\n1\n")
+        command = (options.vllm_python, "-m", "scripts.bench._vllm_time")
+        given = json.dumps(job) + "\n1\n"
+        run(command, environment, given)
+        return run(command, environment, given)
 
 
 def main() -> None:
