@@ -17,5 +17,5 @@ def kept_folder(name: str) -> Path:
 def code_digest(*rooms: str) -> str:
     """A digest of draftkit's own code in some of its rooms."""
     package = Path(__file__).parents[1]
-    files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    files = sorted(path for room in rooms for kind in ("py", "cpp") for path in (package / room).rglob(f"*.{kind}"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

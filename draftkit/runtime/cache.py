@@ -63,12 +63,15 @@ class SlotCache:
         after the last: they become the entries from `first` on. Keys are rotated for that place already."""
         index = torch.arange(path.shape[1], device=path.device).expand_as(path)
         source = (first[:, None] + torch.where(path >= 0, path, index)).clamp(max=self.capacity - 1)
-        rows = SlotRows(slots, (first[:, None] + index).clamp(max=self.capacity - 1))
+        rows = self._placed(slots, (first[:, None] + index).clamp(max=self.capacity - 1))
         slot = slots.clamp(min=0)[:, None]
         for keys, values in self.layers.values():
             at = slot.to(keys.device), source.to(keys.device)
             key, value = keys.transpose(1, 2)[at].transpose(1, 2), values.transpose(1, 2)[at].transpose(1, 2)
             write(keys, values, key, value, rows.on(keys.device))
+
+    def _placed(self, slots: Tensor, entries: Tensor) -> SlotRows:
+        return SlotRows(slots, entries)
 
     def _pool(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: masked entries still take part in a product with weight zero, and 0 · NaN is NaN.

@@ -2,8 +2,9 @@
 
 The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
 dtype, eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each
-further line, a number up to `num_slots`, all prompts are generated, so many together, and answered on standard output
-with one line of JSON: tokens and seconds. The number of threads is OMP_NUM_THREADS.
+further line, a number up to `num_slots` and a number of prompts, so many of the first are generated, as many of them
+together as the first number says, and answered on standard output with one line of JSON: tokens and seconds. The number
+of threads is OMP_NUM_THREADS.
 """
 
 import json
@@ -41,9 +42,10 @@ def main() -> None:
     clock = getattr(time, job["clock"])
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     for line in sys.stdin:
-        scheduler.max_num_running_reqs = scheduler.max_num_active_reqs = int(line)  # the others wait for a place
+        together, count = map(int, line.split())
+        scheduler.max_num_running_reqs = scheduler.max_num_active_reqs = together  # the others wait for a place
         began = clock()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        outputs = llm.generate(prompts[:count], sampling, use_tqdm=False)
         seconds = clock() - began
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         print(json.dumps({"tokens": tokens, "seconds": seconds}), file=answers, flush=True)

@@ -29,7 +29,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -50,15 +50,18 @@ from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
 
-DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")
+DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model", "dflash")
 BATCHES = (1, 8)
 COLUMNS = ("batch", "draft", "K", "generate", "assisted", "vLLM eager", "vLLM", "draftkit plain", "draftkit")
-RATIOS = ("× assisted", "× vLLM", "× plain")
+RATIOS = ("× assisted", "× vLLM", "× plain", "AL")  # the last is the acceptance length, which × plain cannot exceed
 
 
 class Timing(NamedTuple):
+    """`length`: the acceptance length, of draftkit alone."""
+
     tokens: int
     seconds: float
+    length: float = 1.0
 
 
 Run = Callable[[], Timing]
@@ -82,13 +85,17 @@ def latencies(engine: Engine, requests: Sequence[Request]) -> list[str]:
 
 
 def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
-    """The median of each run's tokens per second, taken in turns; a first turn, which warms up, does not count."""
+    """The median of each run's tokens per second, taken in turns; a first turn, which warms up, does not count. `AL`:
+    the acceptance length of draftkit with a draft."""
     seen: dict[str, list[float]] = {name: [] for name in runs}
+    length = {}
     for _ in range(repeats + 1):
         for name, run in runs.items():
-            tokens, seconds = run()
-            seen[name].append(tokens / seconds)
-    return {name: median(each[1:]) for name, each in seen.items()}
+            timing = run()
+            seen[name].append(timing.tokens / timing.seconds)
+            if name == "draftkit":
+                length = {"AL": timing.length}
+    return {name: median(each[1:]) for name, each in seen.items()} | length
 
 
 class Kept:
@@ -122,7 +129,7 @@ class Bench:
         self.clock: Callable[[], float] = getattr(time, options.clock)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.model, tokenizer = load_model(options.target, device="cpu", dtype=self.dtype)
-        prompts = load_prompts(options.dataset, options.prompts)
+        prompts = load_prompts(options.dataset, max(options.prompts, *(2 * batch for batch in options.batches)))
         self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
         self.eos = sorted(Target(self.model).eos_token_ids)
         self.peer = _of_transformers(options.target, self.dtype)
@@ -142,7 +149,7 @@ class Bench:
                 for kind in ("vLLM",) if self.options.compiled_only else ("vLLM eager", "vLLM"):
                     vllm[kind] = stack.enter_context(self.vllm(draft, k, eager=kind == "vLLM eager"))
             for batch in batches:
-                runs: dict[str, Run] = {kind: partial(worker, batch) for kind, worker in vllm.items()}
+                runs: dict[str, Run] = {kind: partial(ask, batch) for kind, ask in vllm.items()}
                 runs["draftkit plain"] = self.draftkit(None, 0, batch)
                 if draft is None:
                     runs["generate"] = partial(self.generate, batch)
@@ -170,10 +177,16 @@ class Bench:
 
         def run() -> Timing:
             began = self.clock()
-            generations = engine.generate(self.requests)
-            return Timing(sum(len(g.tokens) for g in generations), self.clock() - began)
+            generations = engine.generate(self.asked(batch))
+            taken = self.clock() - began
+            accepted = [r.accepted for g in generations for r in g.rounds]
+            return Timing(sum(len(g.tokens) for g in generations), taken, 1 + mean(accepted))
 
         return run
+
+    def asked(self, batch: int) -> list[Request]:
+        """What is generated at a batch size: at least twice as many, so that places are taken again."""
+        return self.requests[: max(self.options.prompts, 2 * batch)]
 
     def assisted(self, k: int) -> Timing:
         """transformers' assisted generation, one prompt after the other."""
@@ -183,9 +196,9 @@ class Bench:
 
     def generate(self, batch: int, **options: object) -> Timing:
         """transformers' generation, `batch` prompts at a time."""
-        began, tokens = self.clock(), 0
-        for first in range(0, len(self.requests), batch):
-            prompts = [request.prompt for request in self.requests[first : first + batch]]
+        began, tokens, asked = self.clock(), 0, self.asked(batch)
+        for first in range(0, len(asked), batch):
+            prompts = [request.prompt for request in asked[first : first + batch]]
             longest = max(map(len, prompts))
             ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
             mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -237,7 +250,7 @@ class Bench:
                 asked.flush()
 
             def run(batch: int) -> Timing:
-                ask(str(batch))
+                ask(f"{batch} {len(self.asked(batch))}")
                 answer = answers.readline()
                 if not answer:
                     log.seek(0)
@@ -271,7 +284,8 @@ def _cells(speed: Mapping[str, float]) -> list[str]:
         "× plain": speed["draftkit plain"] if "draftkit" in speed else None,
     }
     cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[3:]]
-    return cells + [f"{ours / other:.2f}" if (other := theirs[ratio]) else "" for ratio in RATIOS]
+    cells += [f"{ours / other:.2f}" if other else "" for other in theirs.values()]
+    return [*cells, f"{speed['AL']:.2f}" if "AL" in speed else ""]
 
 
 def commit() -> str:
@@ -290,7 +304,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--assistant", help="a standalone draft for transformers' assisted generation")
     parser.add_argument("--dataset", default="zoo", help="the prompts, as `draftkit eval` takes them")
-    parser.add_argument("--prompts", type=int, default=16, help="take twice the largest batch, or more")
+    parser.add_argument("--prompts", type=int, default=16, help="at least; twice the batch where that is more")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

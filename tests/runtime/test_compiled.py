@@ -17,8 +17,8 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, Request
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.batch import Batch
-from draftkit.runtime.compiled import programs
 from draftkit.runtime.compiled import rounds as rounds_module
+from draftkit.runtime.compiled import store
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
@@ -125,7 +125,7 @@ def test_other_rounds_are_compiled_too(
 @pytest.mark.long
 def test_a_kept_program_that_is_damaged_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
     expected = tokens_of(engine(None, slots=1), requests()[:1])
-    (file,) = programs.kept_folder("programs").glob("*.pt2")
+    (file,) = store.kept_folder("programs").glob("*.pt2")
     file.write_bytes(file.read_bytes()[:1000])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -140,6 +140,7 @@ def test_what_cannot_be_compiled_runs_as_ever(
         raise NotImplementedError("an operation without a meaning in a trace")
 
     monkeypatch.setattr(engine_module, "check_compiler", lambda: None)
+    monkeypatch.setattr(rounds_module, "load_kernel", lambda: None)
     monkeypatch.setattr(rounds_module, "trace", fails)
     expected = tokens_of(engine(None, compiled=False), requests())
     made = engine(None)
@@ -158,11 +159,6 @@ def test_without_a_compiler_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert "--compile" in str(refused.value)
 
 
-@pytest.mark.parametrize(("taken", "rows"), [([2], [2]), ([0, 1], [0, 1]), ([1, 4], [1, -1, -1, 4])])
-def test_the_rows_of_a_batch_are_its_slots_from_the_first_to_the_last(taken: list[int], rows: list[int]) -> None:
-    assert CompiledRounds.rows(CompiledRounds.__new__(CompiledRounds), taken) == rows
-
-
 def test_weights_are_found_once_and_whatever_else_decides_is_in_the_digest(load: Load) -> None:
     case: Case = eagle3(load)
     made = engine(case.drafter, compiled=False)
@@ -177,19 +173,19 @@ def test_weights_are_found_once_and_whatever_else_decides_is_in_the_digest(load:
 
 
 def test_the_programs_made_longest_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST", 2)
+    monkeypatch.setattr(store, "MOST", 2)
     folder = tmp_path / "programs"
     folder.mkdir()
     made = tmp_path / "made.pt2"
     made.write_bytes(b"program")
     for age, name in ((3, "oldest"), (2, "older"), (1, "new")):
-        kept = programs._kept(made, folder / f"{name}.pt2")
+        kept = store.keep(made, folder / f"{name}.pt2")
         os.utime(kept, (time.time() - age, time.time() - age))
-    programs._kept(made, folder / "newest.pt2")
+    store.keep(made, folder / "newest.pt2")
     assert {path.stem for path in folder.iterdir()} == {"new", "newest"}
 
 
 def test_where_nothing_can_be_kept_a_program_is_used_where_it_was_made(tmp_path: Path) -> None:
     made = tmp_path / "made.pt2"
     made.write_bytes(b"program")
-    assert programs._kept(made, made / "no folder" / "kept.pt2") == made
+    assert store.keep(made, made / "no folder" / "kept.pt2") == made

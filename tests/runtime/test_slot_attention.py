@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.compiler import NO_COMPILER, compiles
 from fixtures.examples import examples
 from fixtures.gpu.kernels import DEVICE, NATIVE, references_only
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.compiled.attention import DTYPES, attend_ranges, can_attend, load_kernel
+from draftkit.runtime.compiled.trace import TracedRows
 from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_in_blocks, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
 from draftkit.runtime.slot_rows import Branches, SlotRows
@@ -284,6 +287,53 @@ def test_the_comparison_notices_one_entry_too_many() -> None:
         assert_right(later.cleaned().attend(attend_reference), batch)
 
 
+# In C++, for compiled rounds
+
+
+def by_ranges(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    load_kernel()
+    own = TracedRows(rows.slots, rows.positions, branches=rows.branches)
+    return attend_ranges(query, keys, values, own.slots, *own.ranges(scoring), scoring, own.branches)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cpu_kernel(dtype: torch.dtype, threads: int) -> None:
+    """Also where a sequence is cut in parts, as threads outnumber sequences and heads."""
+    torch.set_num_threads(threads)
+    try:
+        for case in (replace(case, dtype=dtype) for case in (*KERNEL_CASES, Case((700,), 900, rows=3, ratio=2))):
+            batch = case.batch()
+            if can_attend(batch.scoring):
+                assert_right(batch.cleaned().attend(by_ranges), batch)
+    finally:
+        torch.set_num_threads(1)
+
+
+@compiles
+@pytest.mark.slow
+@examples(100)
+@given(cases(largest=150, most_rows=MAX_ROWS + 20, most_sequences=4))
+def test_cpu_kernel_on_random_batches(case: Case) -> None:
+    assume(case.dtype in DTYPES and can_attend(case.batch().scoring))
+    batch = case.batch()
+    assert_right(batch.cleaned().attend(by_ranges), batch)
+
+
+@compiles
+@pytest.mark.slow
+def test_cpu_kernel_spreads_nan() -> None:
+    """Of what a row sees, so that a forward that is broken is found."""
+    batch = Case((40,), 64, rows=1, ratio=2).batch()
+    for pool in (batch.keys, batch.values):
+        kept = pool[batch.slots[0], 0, 17, 3].clone()
+        pool[batch.slots[0], 0, 17, 3] = torch.nan
+        assert batch.attend(by_ranges).isnan().any()
+        pool[batch.slots[0], 0, 17, 3] = kept
+
+
 # Writing
 
 
@@ -437,3 +487,7 @@ def test_rows_of_a_tree_see_what_branches_say(
     again = SlotRows(slots, branches.entries.cpu(), branches=Branches(first, places, visible))
     reference = attend_reference(query, keys, values, again, scoring)
     torch.testing.assert_close(reference.double(), wanted, atol=2e-5, rtol=2e-5)
+    if not NO_COMPILER and can_attend(scoring):
+        torch.testing.assert_close(
+            by_ranges(query, keys, values, again, scoring).double(), wanted, atol=2e-5, rtol=2e-5
+        )

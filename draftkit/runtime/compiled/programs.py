@@ -7,17 +7,12 @@ from.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import platform
-import secrets
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -27,13 +22,13 @@ import transformers
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.io.kept import code_digest, kept_folder
+from draftkit.io.kept import code_digest
+from draftkit.runtime.compiled.store import keep, place
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 ROOMS = ("models", "runtime", "targets")  # draftkit's code that is traced
-MOST = 200  # programs that are kept, of three to six megabytes each
 OPTIONS = {
     "size_asserts": False,  # inputs are of one origin
     "aot_inductor.package_constants_in_so": False,
@@ -81,7 +76,8 @@ def check_compiler() -> None:
 def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Tensor], *, what: str) -> Program:
     """The program that is kept under `key`, and the machine it is for; else `trace` is compiled, and kept where that
     can be done. `what` is named while that lasts. Raises what torch raises where it cannot be compiled."""
-    file = kept_folder("programs") / f"{_digest(key)}.pt2"
+    decides = [key, code_digest(*ROOMS), transformers.__version__, str(torch.get_num_threads())]
+    file = place("\0".join(decides), ".pt2")
     if file.is_file():
         with suppress(RuntimeError):  # it is damaged
             return Program(file, weights)
@@ -92,43 +88,7 @@ def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Te
     with TemporaryDirectory() as folder, _quiet():
         made = aoti_compile_and_package(trace(), package_path=f"{folder}/program.pt2", inductor_configs=OPTIONS)
         _log.warning("compiled in %.0f s", time.perf_counter() - began)
-        return Program(_kept(Path(made), file), weights)
-
-
-def _digest(key: str) -> str:
-    decides = [key, code_digest(*ROOMS), torch.__version__, transformers.__version__, _machine()]
-    return hashlib.sha256("\0".join([*decides, str(torch.get_num_threads())]).encode()).hexdigest()
-
-
-@cache
-def _machine() -> str:
-    """What this machine's processor can do."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-    return f"{platform.machine()} {platform.processor()}"
-
-
-def _kept(made: Path, file: Path) -> Path:
-    """The file, once what was made is moved to it; what was made, where that cannot be done."""
-    scratch = file.with_suffix(f".{secrets.token_hex(8)}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, scratch)
-        os.replace(scratch, file)
-        _forget_old(file.parent)
-    except OSError:
-        with suppress(OSError):
-            scratch.unlink()
-        return made
-    return file
-
-
-def _forget_old(folder: Path) -> None:
-    """Remove the programs that were made longest ago, where there are more than `MOST`."""
-    by_age = sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)
-    for path in by_age[:-MOST]:
-        path.unlink(missing_ok=True)  # who runs it has a copy
+        return Program(keep(Path(made), file), weights)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftkit.errors import in_one_line
 from draftkit.runtime.batch import Batch
+from draftkit.runtime.compiled.attention import load_kernel
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.programs import Program, program
 from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
@@ -33,8 +34,7 @@ class CompiledRounds:
         self._taken: list[int] = []  # its slots
 
     def rows(self, slots: Sequence[int]) -> list[int]:
-        """The slots of rows from the first to the last that is taken, −1 for what is free: pools are read in place."""
-        return [slot if slot in slots else -1 for slot in range(min(slots), max(slots) + 1)]
+        return self._rounds.rows(slots)
 
     @torch.inference_mode()
     def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
@@ -70,6 +70,7 @@ class CompiledRounds:
         weights = list(inventory.weights.values())
         inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
         try:
+            load_kernel()
             return program(
                 f"{inventory.digest} {kind}  {kind.flags} {kind.drafting}",
                 lambda: trace(self._rounds, batch, inputs, kind, weights),

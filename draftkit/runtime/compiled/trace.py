@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map
 
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import CacheRows, SlotCache
-from draftkit.runtime.ops.slot_write import write
+from draftkit.runtime.compiled.attention import DTYPES, attend_ranges, can_attend
+from draftkit.runtime.ops.slot_attention import Scoring
 from draftkit.runtime.rounds import Rounds, SlotState
 from draftkit.runtime.slot_rows import Branches, SlotRows
 
@@ -33,8 +34,7 @@ SEQUENCES, SLOTS, ENTRIES, REACHED = 7, 13, 521, 257
 
 class RoundInputs(NamedTuple):
     """`reach` [L] of any values tells by its length which positions a round may reach; `slots` and `columns` [B] are
-    those of a batch, `state` the tensors of `SlotState`, `pools` those of the batch's sequences, one list for each
-    cache, [B, G, C, D]."""
+    those of a batch, `state` the tensors of `SlotState`, `pools` those of each cache, [S, G, C, D]."""
 
     reach: Tensor
     slots: Tensor
@@ -44,9 +44,7 @@ class RoundInputs(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, state: SlotState, caches: Sequence[SlotCache], reach: Tensor) -> RoundInputs:
-        first = max(int(batch.slots[0]), 0)
-        span = slice(first, first + len(batch.slots))
-        pools = [[(keys[span], values[span]) for keys, values in cache.layers.values()] for cache in caches]
+        pools = [[*cache.layers.values()] for cache in caches]
         columns = [*batch.target[:-1], *batch.draft[:-1]]
         return cls(reach, batch.slots, columns, [*vars(state).values()], pools)
 
@@ -57,13 +55,13 @@ class RoundInputs(NamedTuple):
             return torch.empty(*sizes, *like.shape[len(sizes) :], dtype=like.dtype)
 
         def pool(like: Tensor) -> Tensor:
-            return torch.empty(sequences, like.shape[1], ENTRIES, like.shape[3], dtype=like.dtype)
+            return torch.empty(SLOTS, like.shape[1], ENTRIES, like.shape[3], dtype=like.dtype)
 
         return RoundInputs(
             reach=torch.empty(REACHED),
             slots=sized(sequences, like=self.slots),
             columns=[sized(sequences, like=column) for column in self.columns],
-            state=[sized(SLOTS, like=tensor) for tensor in self.state],
+            state=[sized(SLOTS + 1, like=tensor) for tensor in self.state],
             pools=[[(pool(keys), pool(values)) for keys, values in pools] for pools in self.pools],
         )
 
@@ -102,7 +100,7 @@ def trace(rounds: Rounds, batch: Batch, inputs: RoundInputs, kind: Kind, weights
         together,
         [together] * len(inputs.columns),
         [{0: any_size}] * len(inputs.state),
-        [[({**together, 2: any_size},) * 2] * len(pools) for pools in inputs.pools],
+        [[({0: any_size, 2: any_size},) * 2] * len(pools) for pools in inputs.pools],
     )
     with torch.inference_mode(False), torch.no_grad():
         example = inputs.example(1 if kind.alone else SEQUENCES)
@@ -189,44 +187,67 @@ def _take_along_dim(values: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 class _TracedCache(SlotCache):
-    """A cache whose pools have the batch's sequences alone, in the order of the batch."""
+    """A cache with the pools that a program is given."""
 
     def __init__(self, own: SlotCache, pools: Pools):
-        super().__init__(0, 0)
+        super().__init__(0, pools[0][0].shape[2] if pools else 0)
         self.layers = dict(zip(own.layers, pools, strict=True))
 
     def rows(self, slots: Tensor, positions: Tensor, length: int, *, prompt: bool = False) -> CacheRows:
-        return CacheRows(self, _TracedRows(slots, positions), length, [])
+        return _TracedCacheRows(self, self._placed(slots, positions), length, [])
 
     def rows_of_tree(self, slots: Tensor, branches: Branches, length: int) -> CacheRows:
-        return CacheRows(self, _TracedRows(slots, branches.entries, branches=branches), length, [])
+        return _TracedCacheRows(self, TracedRows(slots, branches.entries, branches=branches), length, [])
 
-    def keep_path(self, slots: Tensor, first: Tensor, path: Tensor) -> None:
-        index = torch.arange(path.shape[1], device=path.device).expand_as(path)
-        source, entries = first[:, None] + torch.where(path >= 0, path, index), first[:, None] + index
-        for keys, values in self.layers.values():
-            last = keys.shape[2] - 1
-            key, value = (_entries_of(pool, source.clamp(max=last)) for pool in (keys, values))
-            write(keys, values, key, value, _TracedRows(slots, entries.clamp(max=last)))
+    def _placed(self, slots: Tensor, entries: Tensor) -> TracedRows:
+        return TracedRows(slots, entries)
 
 
-def _entries_of(pool: Tensor, entries: Tensor) -> Tensor:
-    """What a pool [B, G, C, D] has at `entries` int64 [B, T]: [B, G, T, D]."""
-    return pool.gather(2, entries[:, None, :, None].expand(-1, pool.shape[1], -1, pool.shape[3]))
+class _TracedCacheRows(CacheRows):
+    """Rows whose attention is that of the kernel, where it can say what they see."""
+
+    rows: TracedRows
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        if query.dtype not in DTYPES or not can_attend(scoring):
+            return super().attend(query, keys, values, scoring)
+        rows = self.rows
+        return attend_ranges(query, keys, values, rows.slots, *rows.ranges(scoring), scoring, rows.branches)
 
 
-class _TracedRows(SlotRows):
+class TracedRows(SlotRows):
     """Rows whose values nobody looks at: those that are not there are stored in the last entry, which is never read."""
 
     complete = False
 
+    def __init__(self, slots: Tensor, positions: Tensor, *, branches: Branches | None = None):
+        super().__init__(slots, positions, branches=branches)
+        self._ranges: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def ranges(self, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        """The first entry that each row sees, and the first that it does not, int64 [B, T]: what `bias` says, besides
+        of branches and `sink_tokens`."""
+        key = scoring.window, scoring.chunk, scoring.bidirectional, scoring.anchored
+        if key not in self._ranges:
+            row = torch.where(self.present, self.places, -1)
+            begin, end = torch.zeros_like(row), torch.where(self.present, self.positions, -1) + 1
+            if scoring.bidirectional or self.branches is not None:
+                end = torch.where(self.present, end.amax(1, keepdim=True), 0)
+            if scoring.window is not None:
+                begin = (row[:, :1].expand_as(row) if scoring.anchored else row) - scoring.window + 1
+                if scoring.bidirectional and not scoring.anchored:
+                    end = torch.minimum(end, row + scoring.window)
+            if scoring.chunk is not None:
+                begin = torch.maximum(begin, row // scoring.chunk * scoring.chunk)
+            self._ranges[key] = begin.contiguous(), end.contiguous()
+        return self._ranges[key]
+
     @property
     def entries(self) -> tuple[Tensor, Tensor]:
-        index = torch.arange(self.slots.shape[0], device=self.slots.device)
-        return index[:, None], torch.where(self.present, self.positions, -1)
+        return self.slots[:, None], torch.where(self.present, self.positions, -1)
 
     def kept(self, of_rows: Tensor) -> Tensor:
         return of_rows
 
     def of_sequences(self, pool: Tensor) -> Tensor:
-        return pool
+        return pool.index_select(0, self.slots.clamp(min=0))
