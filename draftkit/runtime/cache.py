@@ -10,7 +10,7 @@ Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E wid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from weakref import proxy
 
@@ -93,6 +93,11 @@ class SlotCache:
         left_over = [] if uses_triton(slots) else self.left_over(slots.tolist(), entries.tolist())
         rows = SlotRows(slots, entries, branches=branches)
         return CacheRows(self, rows, min(length, self.capacity), left_over)
+
+    def mark_full(self, slots: Sequence[int]) -> None:
+        """Nobody has counted what was stored in these slots: it may be everything."""
+        for slot in slots:
+            self.written[slot] = self.capacity
 
     def left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
         """Slots and entries, beyond the rows there, which earlier rows have written and these will clear."""

@@ -51,6 +51,7 @@ from draftkit.targets.media import HELD, check_media
 from draftkit.targets.target import Target
 
 if TYPE_CHECKING:
+    from draftkit.runtime.compiled.prompts import CompiledPrompts
     from draftkit.runtime.compiled.rounds import CompiledRounds
 
 MAX_SPECULATIVE_TOKENS = 16
@@ -237,7 +238,7 @@ class Engine:
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
         overlap = 0 if self.drafter is None else self.drafter.overlap
-        prefill = Prefill(self.target, self._cache, self.prefill_chunk, overlap)
+        prefill = Prefill(self.target, self._cache, self.prefill_chunk, overlap, self._prompts)
         while True:
             while free and (generation := take()) is not None:
                 generation.started = time.perf_counter()
@@ -344,12 +345,15 @@ class Engine:
         )  # fmt: skip
         rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)
         self._rounds: Rounds | GraphedRounds | CompiledRounds = rounds
+        self._prompts: CompiledPrompts | None = None
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         elif self.compile and not self.eager:
-            from draftkit.runtime.compiled.rounds import CompiledRounds  # imports much
+            from draftkit.runtime.compiled.prompts import CompiledPrompts  # imports much
+            from draftkit.runtime.compiled.rounds import CompiledRounds
 
             self._rounds = CompiledRounds(rounds, capacity)
+            self._prompts = CompiledPrompts(self.target, self._cache) if self.target.joins_prompts else None
         self._capacity = capacity
 
     @property
@@ -367,7 +371,7 @@ class Engine:
     def _release(self) -> None:
         """Give back the room of every slot: what is asked for next need not fit beside it."""
         self._capacity = 0
-        for kept in ("_cache", "_state", "_rounds"):
+        for kept in ("_cache", "_state", "_rounds", "_prompts"):
             vars(self).pop(kept, None)
         if self.drafter is not None:
             self.drafter.allocate(0, 0, max(self.k, 1))

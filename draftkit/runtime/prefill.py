@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from draftkit.runtime.records import Generation
 from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets.media import Media
 from draftkit.targets.target import Target, TargetOutput
+
+if TYPE_CHECKING:
+    from draftkit.runtime.compiled.prompts import CompiledPrompts
 
 PREFILL_CHUNK = 2048  # rows of one forward, which bounds its activations
 
@@ -87,10 +90,13 @@ class Prefilled(NamedTuple):
 
 class Prefill:
     """Takes prompts into a target's `cache`, at most `chunk` tokens in a forward, first come, first served. `overlap`
-    is the drafter's."""
+    is the drafter's; `compiled`: what runs the forwards that it can."""
 
-    def __init__(self, target: Target, cache: SlotCache, chunk: int, overlap: int = 0):
+    def __init__(
+        self, target: Target, cache: SlotCache, chunk: int, overlap: int = 0, compiled: CompiledPrompts | None = None
+    ):
         self._target = target
+        self._compiled = compiled
         self._cache = cache
         self._chunk = chunk
         self._overlap = overlap
@@ -147,12 +153,16 @@ class Prefill:
                 column.extend(values)
             last_rows.append(len(columns[0]) - 1)
         tokens, positions, slots, lengths = torch.tensor(columns).to(device).split(1)  # one transfer
+        last = torch.tensor(last_rows).to(device)
+        media = taken[0][0].media
+        if self._compiled is not None and media is None:
+            found = self._compiled.forward(tokens, positions, lengths, slots[0], last)
+            if found is not None:
+                return found
         if self._target.joins_prompts:
             kv: CacheRows = PromptRows(self._cache, [piece for _, piece in taken], slots[0], positions[0])
         else:
             kv = self._cache.rows(slots[0, :1], positions, taken[0][1].end, prompt=True)
-        last = torch.tensor(last_rows).to(device)
-        media = taken[0][0].media
         return self._target.forward(tokens, positions, kv, last_only=True, last_rows=last, lengths=lengths, media=media)
 
 

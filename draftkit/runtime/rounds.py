@@ -313,19 +313,22 @@ def _packed(emitted: Emitted, proposal: Tensor, lengths: Tensor, broken: Tensor)
 def outcomes(packed: Tensor, k: int) -> list[Outcome]:
     """The outcome of each row of a round of `k` drafts: the one transfer to the host."""
     begins = [k + 1 + part * k for part in range(5)]  # of what has a number for each draft
-    return [
-        Outcome(
-            emitted=[int(token) for token in rest[: int(count)]],
-            broken=BROKEN[int(broken)],
-            expected=parts[0],
-            proposal=tuple(map(int, parts[1])),
-            confidences=_known(parts[2]),
-            probabilities=_known(parts[3]),
-            ranks=tuple(None if rank < 0 else int(rank) for rank in takewhile(lambda rank: rank == rank, parts[4])),
+    estimated = packed.shape[1] > 3 + begins[2]
+    found = []
+    for broken, drafted, count, *rest in packed.tolist():
+        expected, proposal, *estimates = (
+            tuple(rest[begin : begin + int(drafted)]) for begin in (begins if estimated else begins[:2])
         )
-        for broken, drafted, count, *rest in packed.tolist()
-        for parts in [[tuple(rest[begin : begin + int(drafted)]) for begin in begins]]
-    ]
+        emitted = [int(token) for token in rest[: int(count)]]
+        outcome = Outcome(tuple(map(int, proposal)), emitted, expected, BROKEN[int(broken)])
+        if estimated:
+            confidences, probabilities, ranks = estimates
+            outcome = outcome._replace(
+                confidences=_known(confidences), probabilities=_known(probabilities),
+                ranks=tuple(None if rank < 0 else int(rank) for rank in takewhile(lambda rank: rank == rank, ranks)),
+            )  # fmt: skip
+        found.append(outcome)
+    return found
 
 
 def _known(numbers: tuple[float, ...]) -> tuple[float, ...]:

@@ -160,7 +160,7 @@ class Target(TappedModel):
             check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
         logits = output.logits
-        if last is not None and logits.shape[1] != len(last):  # some models give those of all rows
+        if last is not None and logits.shape[1] != last.shape[0]:  # some models give those of all rows
             logits = logits.index_select(1, last.to(logits.device))
         return TargetOutput(logits, self.features(states, tokens), shift)
 

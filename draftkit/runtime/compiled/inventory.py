@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import cached_property
 from types import NoneType
 from typing import Any
 
@@ -60,7 +61,8 @@ class Inventory:
         elif isinstance(thing, (list, tuple, set, frozenset)):
             self._take_all(path, enumerate(sorted(thing, key=repr) if isinstance(thing, (set, frozenset)) else thing))
         elif isinstance(thing, nn.Module) or is_dataclass(thing) or type(thing).__module__.startswith("draftkit."):
-            self._take_all(path, getattr(thing, "__dict__", {}).items())
+            own = getattr(thing, "__dict__", {})
+            self._take_all(path, [(name, value) for name, value in own.items() if not _follows(thing, name, value)])
 
     def _take_all(self, path: str, things: Iterable[tuple[Any, Any]]) -> None:
         for name, thing in things:
@@ -68,3 +70,8 @@ class Inventory:
 
     def _note(self, path: str, text: str) -> None:
         self._digest.update(f"{path}\0{text}\0".encode())
+
+
+def _follows(thing: object, name: str, value: object) -> bool:
+    """Whether an attribute, which may be there or not yet, follows from the others."""
+    return isinstance(value, (*PLAIN, frozenset)) and isinstance(getattr(type(thing), name, None), cached_property)

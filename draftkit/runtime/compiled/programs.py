@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, in_one_line
 from draftkit.io.kept import code_digest
 from draftkit.runtime.compiled.store import keep, place
 
@@ -33,6 +34,9 @@ OPTIONS = {
     "size_asserts": False,  # inputs are of one origin
     "aot_inductor.package_constants_in_so": False,
 }
+
+# What torch and transformers raise where something cannot be traced or compiled.
+FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, KeyError, NotImplementedError)
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +55,8 @@ class Program:
         model.load_constants({name: own[name] for name in names}, check_full_update=True, user_managed=True)
         self._model, self._run = model, model.loader.boxed_run
 
-    def __call__(self, inputs: list[Tensor]) -> Tensor:
-        (out,) = self._run(inputs)
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        out: list[Tensor] = self._run(inputs)
         return out
 
 
@@ -83,12 +87,26 @@ def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Te
             return Program(file, weights)
     from torch._inductor import aoti_compile_and_package  # imports much
 
-    _log.warning("compiling rounds of %s: a minute or so, then kept in %s", what, file.parent)
+    _log.warning("compiling %s: a minute or so, then kept in %s", what, file.parent)
     began = time.perf_counter()
     with TemporaryDirectory() as folder, _quiet():
         made = aoti_compile_and_package(trace(), package_path=f"{folder}/program.pt2", inductor_configs=OPTIONS)
         _log.warning("compiled in %.0f s", time.perf_counter() - began)
         return Program(keep(Path(made), file), weights)
+
+
+def or_warning(make: Callable[[], Program], what: str) -> Program | None:
+    """The program; None, and a warning that says `what` and why, where it cannot be made."""
+    try:
+        return make()
+    except FAILURES as error:
+        _warn_once(f"{what}: {in_one_line(error)}")
+        return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 @contextmanager

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from draftkit.errors import in_one_line
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.compiled.attention import load_kernel
 from draftkit.runtime.compiled.inventory import Inventory
-from draftkit.runtime.compiled.programs import Program, program
+from draftkit.runtime.compiled.programs import Program, or_warning, program
 from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
 from draftkit.runtime.rounds import Rounds
-
-# What torch and transformers raise where something cannot be traced or compiled.
-FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, KeyError, NotImplementedError)
-
-_log = logging.getLogger(__name__)
 
 
 class CompiledRounds:
@@ -45,7 +37,8 @@ class CompiledRounds:
         chosen = self._programs[kind]
         if chosen is None:
             return self._rounds.run(batch, k, length, drafting=drafting)
-        return chosen([self._reach[:length], *self._inputs(batch)])
+        (out,) = chosen([self._reach[:length], *self._inputs(batch)])
+        return out
 
     def _inputs(self, batch: Batch) -> list[Tensor]:
         """All inputs but the first."""
@@ -54,14 +47,9 @@ class CompiledRounds:
             pools = [pool for pools in inputs.pools for pair in pools for pool in pair]
             self._held = batch, [inputs.slots, *inputs.columns, *inputs.state, *pools]
             self._taken = [slot for slot in batch.slots.tolist() if slot >= 0]
-        self._note_written()
-        return self._held[1]
-
-    def _note_written(self) -> None:
-        """Nobody counts what a program stores in a slot: it may be everything."""
         for stored in caches_of(self._rounds):
-            for slot in self._taken:
-                stored.written[slot] = stored.capacity
+            stored.mark_full(self._taken)
+        return self._held[1]
 
     def _prepared(self, batch: Batch, kind: Kind, length: int) -> Program | None:
         """The program of a kind of batch; None, and a warning, where there is none."""
@@ -69,19 +57,14 @@ class CompiledRounds:
         inventory = Inventory(self._rounds)
         weights = list(inventory.weights.values())
         inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
-        try:
+
+        def made() -> Program:
             load_kernel()
             return program(
                 f"{inventory.digest} {kind}  {kind.flags} {kind.drafting}",
                 lambda: trace(self._rounds, batch, inputs, kind, weights),
                 weights,
-                what=str(kind),
+                what=f"rounds of {kind}",
             )
-        except FAILURES as error:
-            _warn_once(f"rounds of {kind} are not compiled, and slower: {in_one_line(error)}")
-            return None
 
-
-@cache
-def _warn_once(message: str) -> None:
-    _log.warning(message)
+        return or_warning(made, f"rounds of {kind} are not compiled, and slower")

@@ -54,16 +54,22 @@ class RoundInputs(NamedTuple):
         def sized(*sizes: int, like: Tensor) -> Tensor:
             return torch.empty(*sizes, *like.shape[len(sizes) :], dtype=like.dtype)
 
-        def pool(like: Tensor) -> Tensor:
-            return torch.empty(SLOTS, like.shape[1], ENTRIES, like.shape[3], dtype=like.dtype)
-
         return RoundInputs(
             reach=torch.empty(REACHED),
             slots=sized(sequences, like=self.slots),
             columns=[sized(sequences, like=column) for column in self.columns],
             state=[sized(SLOTS + 1, like=tensor) for tensor in self.state],
-            pools=[[(pool(keys), pool(values)) for keys, values in pools] for pools in self.pools],
+            pools=[example_pools(pools) for pools in self.pools],
         )
+
+
+def example_pools(pools: Pools) -> Pools:
+    """Pools of made-up sizes."""
+
+    def sized(like: Tensor) -> Tensor:
+        return torch.empty(SLOTS, like.shape[1], ENTRIES, like.shape[3], dtype=like.dtype)
+
+    return [(sized(keys), sized(values)) for keys, values in pools]
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class _Round(nn.Module):
         super().__init__()
         self._rounds, self._batch, self._kind, self._weights = rounds, batch, kind, weights
         for number, weight in enumerate(weights):
-            self.register_buffer(f"w{number}", _stand_in(weight))
+            self.register_buffer(f"w{number}", stand_in(weight))
 
     def forward(
         self, reach: Tensor, slots: Tensor, columns: list[Tensor], state: list[Tensor], pools: list[Pools]
@@ -127,11 +133,11 @@ class _Round(nn.Module):
             draft=SamplingTensors._make([*columns[half:], self._batch.draft.truncates]),
         )
         rounds = copy(self._rounds)
-        caches = [_TracedCache(cache, own) for cache, own in zip(caches_of(rounds), pools, strict=True)]
+        caches = [TracedCache(cache, own) for cache, own in zip(caches_of(rounds), pools, strict=True)]
         rounds.cache, rounds.state, rounds.trims = caches[0], SlotState(*state), False
         run: Any = type(rounds).run.__wrapped__  # type: ignore[attr-defined]  # without its inference mode
         given = {id(weight): getattr(self, f"w{number}") for number, weight in enumerate(self._weights)}
-        with _drafting_in(rounds, caches[1:]), _Given(given):
+        with _drafting_in(rounds, caches[1:]), GivenWeights(given):
             return run(rounds, batch, self._kind.k, reach.shape[0], drafting=self._kind.drafting)
 
 
@@ -158,12 +164,12 @@ def _drafting_in(rounds: Rounds, caches: Sequence[SlotCache]) -> Iterator[None]:
             setattr(rounds.drafter, name, cache)
 
 
-def _stand_in(weight: Tensor) -> Tensor:
+def stand_in(weight: Tensor) -> Tensor:
     """The weight, or memory that nothing touches in the place of one whose layout is oneDNN's own."""
     return torch.empty(weight.shape, dtype=weight.dtype) if weight.is_mkldnn else weight
 
 
-class _Given(TorchFunctionMode):
+class GivenWeights(TorchFunctionMode):
     """Operations are given other tensors in the place of some, by the ids of these."""
 
     def __init__(self, given: Mapping[int, Tensor]):
@@ -186,7 +192,7 @@ def _take_along_dim(values: Tensor, index: Tensor, dim: int) -> Tensor:
     return values.gather(dim, index.expand(sizes))
 
 
-class _TracedCache(SlotCache):
+class TracedCache(SlotCache):
     """A cache with the pools that a program is given."""
 
     def __init__(self, own: SlotCache, pools: Pools):
@@ -194,16 +200,16 @@ class _TracedCache(SlotCache):
         self.layers = dict(zip(own.layers, pools, strict=True))
 
     def rows(self, slots: Tensor, positions: Tensor, length: int, *, prompt: bool = False) -> CacheRows:
-        return _TracedCacheRows(self, self._placed(slots, positions), length, [])
+        return TracedCacheRows(self, self._placed(slots, positions), length, [])
 
     def rows_of_tree(self, slots: Tensor, branches: Branches, length: int) -> CacheRows:
-        return _TracedCacheRows(self, TracedRows(slots, branches.entries, branches=branches), length, [])
+        return TracedCacheRows(self, TracedRows(slots, branches.entries, branches=branches), length, [])
 
     def _placed(self, slots: Tensor, entries: Tensor) -> TracedRows:
         return TracedRows(slots, entries)
 
 
-class _TracedCacheRows(CacheRows):
+class TracedCacheRows(CacheRows):
     """Rows whose attention is that of the kernel, where it can say what they see."""
 
     rows: TracedRows
