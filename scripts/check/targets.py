@@ -1,14 +1,14 @@
 """Does every architecture of the installed transformers decode through draftkit as through `generate`?
 
-`python -m scripts.check.targets --out FILE.jsonl [--only TYPE …] [--again]`
+`python -m scripts.check.targets --out FILE.jsonl [--only TYPE …] [--again] [--compile]`
 
 For each type of configuration that transformers has a causal LM or a multi-modal one for: a tiny random model
 (`targets/tiny.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
 the time, so that drafts are rejected and several are accepted at once: one sequence at a time, and four together with
 prompts in chunks. Every token must be that of `generate(do_sample=False)`. Beside it stands what draftkit itself finds
 out about a type before it runs a target (`runtime/architecture_check.py`). Each type runs in a process of its own, with
-a time limit; results are kept in FILE, one line each, and what is there is not run again. Exits with 1 when any is
-wrong.
+a time limit; results are kept in FILE, one line each, and what is there is not run again. `--compile`: by compiled
+rounds, which takes minutes a type; what is not compiled is named. Exits with 1 when any is wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from draftkit.requests import Request
 from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.pretrained import auto_class
@@ -174,9 +176,9 @@ def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, .
     return texts, clear
 
 
-def run(model_type: str) -> Finding:
+def run(model_type: str, compiles: bool) -> Finding:
     """One type, in this process, and what draftkit's check says of it."""
-    finding = decoded(model_type)
+    finding = decoded(model_type, compiles)
     if finding.outcome not in (EQUAL, WRONG, BROKEN):
         return finding
     begin = time.process_time()
@@ -185,7 +187,7 @@ def run(model_type: str) -> Finding:
     return replace(finding, checked=said, outcome=finding.outcome if answer.outcome != "different" else WRONG)
 
 
-def decoded(model_type: str) -> Finding:
+def decoded(model_type: str, compiles: bool) -> Finding:
     finding = Finding(model_type, BUILT_NOT)
     for seed, scale in TRIES:
         with tempfile.TemporaryDirectory(prefix="draftkit-sweep-") as scratch:
@@ -212,7 +214,7 @@ def decoded(model_type: str) -> Finding:
                 finding = Finding(model_type, BUILT_NOT, f"no clear text: margin {clear:.1e}, distinct {distinct:.2f}")
                 if (seed, scale) != TRIES[-1] or clear < CLEAR:
                     continue
-            return _compared(model_type, name, folder, texts)
+            return _compared(model_type, name, folder, texts, compiles)
     return finding
 
 
@@ -227,7 +229,9 @@ def _refusal(folder: Path) -> str | None:
     return None
 
 
-def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
+def _compared(
+    model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]], compiles: bool
+) -> Finding:
     expected = list(texts.values())
     accepted: Counter[str] = Counter()
     stage, note = "config", ""
@@ -244,8 +248,10 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
                 num_speculative_tokens=K,
                 num_slots=slots,
                 prefill_chunk=chunk,
+                compile=compiles,
             )
             generations = engine.generate(prompts(model.config))
+            note = "; ".join(filter(None, (note, *_uncompiled(engine))))
             accepted.update(str(r.accepted) for g in generations for r in g.rounds)
             if [g.tokens for g in generations] != expected:
                 return Finding(model_type, WRONG, _difference(generations, expected, slots), model=name)
@@ -255,6 +261,14 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
         return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:], stage, name)
     distinct = min(len(set(text)) for text in expected)
     return Finding(model_type, EQUAL, note, "", name, distinct, dict(sorted(accepted.items())))
+
+
+def _uncompiled(engine: Engine) -> Iterator[str]:
+    """What an engine that compiles has run uncompiled."""
+    if engine._prompts is not None and engine._prompts._program is None:
+        yield "prompts are not compiled"
+    if isinstance(engine._rounds, CompiledRounds):
+        yield from (f"{kind} is not compiled" for kind, made in engine._rounds._programs.items() if made is None)
 
 
 def _untold(model: PreTrainedModel, aux_layers: AuxLayers | None) -> str:
@@ -281,23 +295,24 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
 
-def _worker(model_type: str, connection: object) -> None:
+def _worker(model_type: str, compiles: bool, connection: object) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     disable_progress_bar()
-    connection.send(run(model_type))  # type: ignore[attr-defined]
+    connection.send(run(model_type, compiles))  # type: ignore[attr-defined]
 
 
-def sweep(types: list[str], out: Path) -> None:
+def sweep(types: list[str], out: Path, compiles: bool) -> None:
     context = multiprocessing.get_context("fork")  # imports take longer than most types
     for number, model_type in enumerate(types, 1):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_worker, args=(model_type, theirs))
+        process = context.Process(target=_worker, args=(model_type, compiles, theirs))
         process.start()
         theirs.close()
         try:
-            finding = ours.recv() if ours.poll(SECONDS) else Finding(model_type, LATE, f"{SECONDS} s")
+            seconds = SECONDS * (5 if compiles else 1)
+            finding = ours.recv() if ours.poll(seconds) else Finding(model_type, LATE, f"{seconds} s")
         except EOFError:
             process.join()
             finding = Finding(model_type, BROKEN, f"the process ended with {process.exitcode}")
@@ -320,13 +335,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--again", nargs="*", help="run these outcomes once more, or all")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     known = read(options.out)
     types = options.only or model_types()
     if options.only is None:
         again = () if options.again is None else options.again or [f.outcome for f in known.values()]
         types = [t for t in types if t not in known or known[t].outcome in again]
-    sweep(types, options.out)
+    sweep(types, options.out, options.compile)
     outcomes = Counter(finding.outcome for finding in read(options.out).values())
     print(dict(outcomes))
     sys.exit(1 if outcomes[WRONG] or outcomes[BROKEN] else 0)
