@@ -50,6 +50,7 @@ from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.compiled.rounds import CompiledRounds
+from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.pretrained import auto_class
@@ -239,9 +240,11 @@ def _compared(
         model = load_target(folder, device="cpu", dtype=torch.float32, attention=NAME)
         stage = "forward"
         for slots, chunk in ((1, 2048), (4, 6)):
-            drafter = Known([(*prompt, *text) for prompt, text in texts.items()], AuxLayers((1,)))
+            drafter: Any = Known([(*prompt, *text) for prompt, text in texts.items()], AuxLayers((1,)))
             if note := _untold(model, drafter.aux_layers):
                 drafter.aux_layers = None
+            if compiles:  # that one cannot be traced
+                drafter = NgramDrafter(vocab_size=model.config.get_text_config().vocab_size, min_n=1, max_n=3)
             engine = Engine(
                 Target(model, drafter.aux_layers),
                 drafter,

@@ -125,8 +125,8 @@ def test_other_rounds_are_compiled_too(
 @pytest.mark.long
 def test_a_kept_program_that_is_damaged_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
     expected = tokens_of(engine(None, slots=1), requests()[:1])
-    (file,) = store.kept_folder("programs").glob("*.pt2")
-    file.write_bytes(file.read_bytes()[:1000])
+    for file in store.kept_folder("programs").iterdir():
+        file.write_bytes(file.read_bytes()[:1000])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert tokens_of(engine(None, slots=1), requests()[:1]) == expected
