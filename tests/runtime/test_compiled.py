@@ -17,8 +17,8 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, Request
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.batch import Batch
+from draftkit.runtime.compiled import attention, store
 from draftkit.runtime.compiled import rounds as rounds_module
-from draftkit.runtime.compiled import store
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.rounds import CompiledRounds
 from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
@@ -125,12 +125,19 @@ def test_other_rounds_are_compiled_too(
 @pytest.mark.long
 def test_a_kept_program_that_is_damaged_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
     expected = tokens_of(engine(None, slots=1), requests()[:1])
-    for file in store.kept_folder("programs").iterdir():
+    for file in store.kept_folder("programs").glob("*.pt2"):
         file.write_bytes(file.read_bytes()[:1000])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert tokens_of(engine(None, slots=1), requests()[:1]) == expected
     assert any(record.getMessage().startswith("compiling") for record in caplog.records)
+
+
+def test_a_kept_kernel_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
+    damaged = tmp_path / "kernel.so"
+    assert not attention._loaded(damaged)
+    damaged.write_bytes(b"\x7fELF")
+    assert not attention._loaded(damaged)
 
 
 def test_what_cannot_be_compiled_runs_as_ever(
