@@ -50,6 +50,15 @@ def typed(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
+def test_the_pictures_are_of_readmes_commands() -> None:
+    script = (ROOT / "scripts" / "docs" / "pictures.py").read_text(encoding="utf-8")
+    asked = "".join(re.findall(r'"(.*)"', script.partition("ASKED = (")[2].partition(")")[0]))
+    assert asked.startswith("draftkit eval ")
+    assert asked in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    shown = re.sub(r"<[^>]*>|&#160;|\s", "", (DOCS / "pictures" / "terminal.svg").read_text(encoding="utf-8"))
+    assert asked.replace(" ", "") in shown
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run_and_print_what_it_shows(
