@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import PurePath
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -91,7 +92,7 @@ def show_verdicts(console: Console, result: Result) -> None:
     for verdict in result.judged:
         console.print(verdict.sentence, style=VERDICT_STYLES[verdict.kind])
         for command in verdict.commands.values():
-            console.print(f"  {command}", soft_wrap=True)
+            console.print(indent(command, "  "), soft_wrap=True, markup=False)
 
 
 def evaluation_table(result: Result) -> Table:
