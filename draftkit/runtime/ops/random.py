@@ -96,7 +96,7 @@ def _round_keys(key: Tensor, step: int) -> tuple[Tensor, ...]:
 
 def uniform(stream: Stream) -> Tensor:
     """One number in [0, 1) per row, float32 [...], a multiple of 2⁻²⁴."""
-    if uses_triton(stream.positions) and stream.positions.numel():
+    if uses_triton(stream.positions):
         return _uniform_by_triton(stream)
     return uniform_by_torch(stream)
 
@@ -231,8 +231,9 @@ def stream_arguments(stream: Stream) -> tuple[Tensor | int, ...]:
 
 def _uniform_by_triton(stream: Stream) -> Tensor:
     out = torch.empty(stream.positions.shape, dtype=torch.float32, device=stream.positions.device)
-    grid = ((out.numel() + _BLOCK - 1) // _BLOCK,)
-    _uniform_kernel[grid](*stream_arguments(stream), out, out.numel(), BLOCK=_BLOCK, enable_fp_fusion=False)
+    if out.numel():
+        grid = ((out.numel() + _BLOCK - 1) // _BLOCK,)
+        _uniform_kernel[grid](*stream_arguments(stream), out, out.numel(), BLOCK=_BLOCK, enable_fp_fusion=False)
     return out
 
 
