@@ -137,6 +137,14 @@ struct Tree {
   }
 };
 
+// What a task needs of memory: the rows' queries, and a tile's keys, values and scores of a row.
+struct Scratch {
+  std::vector<float> queries, key, value, scores;
+
+  Scratch(int64_t rows, int64_t deep, int64_t wide)
+      : queries(rows * deep), key(TILE * deep), value(TILE * wide), scores(padded(TILE)) {}
+};
+
 struct Call {
   const at::Tensor &query, &keys, &values, &slots, &begin, &end;
   std::optional<Tree> tree;
@@ -148,45 +156,83 @@ struct Call {
   template <typename Stored>
   void run(int64_t sequence, int64_t group, int64_t first, int64_t last, Row* found, float* sums) const {
     const int64_t deep = padded(depth), wide = padded(width);
-    const auto* from = begin.const_data_ptr<int64_t>() + sequence * rows;
-    const auto* to = end.const_data_ptr<int64_t>() + sequence * rows;
-    std::vector<float> buffer(heads * rows * deep + TILE * (deep + wide) + padded(TILE));
-    float *queries = buffer.data(), *key = queries + heads * rows * deep, *value = key + TILE * deep;
-    float* scores = value + TILE * wide;
-    for (int64_t head = 0; head < heads; ++head) {
-      const auto* own = query.const_data_ptr<Stored>() + sequence * query.stride(0) +
-          (group * heads + head) * query.stride(1);
-      load(own, query.stride(2), rows, depth, deep, queries + head * rows * deep);
-    }
-    for (float* at = queries; at < key; ++at) *at *= scaling;
-    const int64_t slot = slots.const_data_ptr<int64_t>()[sequence];
-    const auto* all_keys = keys.const_data_ptr<Stored>() + slot * keys.stride(0) + group * keys.stride(1);
-    const auto* all_values = values.const_data_ptr<Stored>() + slot * values.stride(0) + group * values.stride(1);
+    Scratch scratch(heads * rows, deep, wide);
+    load_queries<Stored>(sequence, group, scratch.queries);
+    const auto* all_keys = of_slot<Stored>(keys, sequence, group);
+    const auto* all_values = of_slot<Stored>(values, sequence, group);
     for (int64_t at = first; at < last; at += TILE) {
       const int64_t count = std::min(TILE, last - at);
-      const auto sees_any = [&](int64_t row) {
-        return at < to[row] && (at + count > from[row] || at < sinks);
-      };
-      bool any = false;
-      for (int64_t row = 0; row < rows; ++row) any = any || sees_any(row);
-      if (!any) continue;
-      load(all_keys + at * keys.stride(2), keys.stride(2), count, depth, deep, key);
-      load(all_values + at * values.stride(2), values.stride(2), count, width, wide, value);
+      if (!any_sees(sequence, at, count)) continue;
+      load(all_keys + at * keys.stride(2), keys.stride(2), count, depth, deep, scratch.key.data());
+      load(all_values + at * values.stride(2), values.stride(2), count, width, wide, scratch.value.data());
       for (int64_t each = 0; each < heads * rows; ++each) {
-        const int64_t row = each % rows;
-        if (!sees_any(row)) continue;
-        multiply(queries + each * deep, key, count, deep, scores);
-        if (softcap > 0)
-          for (int64_t i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] / softcap) * softcap;
-        hide(scores, count, sinks - at, from[row] - at);
-        hide(scores, count, to[row] - at, count);
-        if (tree) tree->prune(scores, at, count, sequence, row, rows);
+        if (!sees(sequence, each % rows, at, count)) continue;
+        float* scores = scratch.scores.data();
+        multiply(scratch.queries.data() + each * deep, scratch.key.data(), count, deep, scores);
+        limit(scores, sequence, each % rows, at, count);
         const float scale = weigh(found[each], scores, count);
-        gather(scores, value, count, wide, scale, sums + each * wide);
+        gather(scores, scratch.value.data(), count, wide, scale, sums + each * wide);
       }
     }
   }
+
+  // The queries of a head's rows, head by head, times `scaling`.
+  template <typename Stored>
+  void load_queries(int64_t sequence, int64_t group, std::vector<float>& to) const {
+    const int64_t deep = padded(depth);
+    for (int64_t head = 0; head < heads; ++head) {
+      const auto* own = query.const_data_ptr<Stored>() + sequence * query.stride(0) +
+          (group * heads + head) * query.stride(1);
+      load(own, query.stride(2), rows, depth, deep, to.data() + head * rows * deep);
+    }
+    for (float& number : to) number *= scaling;
+  }
+
+  template <typename Stored>
+  const Stored* of_slot(const at::Tensor& pool, int64_t sequence, int64_t group) const {
+    const int64_t slot = slots.const_data_ptr<int64_t>()[sequence];
+    return pool.const_data_ptr<Stored>() + slot * pool.stride(0) + group * pool.stride(1);
+  }
+
+  // Whether a row sees any of `count` entries from `at` on.
+  bool sees(int64_t sequence, int64_t row, int64_t at, int64_t count) const {
+    const int64_t own = sequence * rows + row;
+    const int64_t from = begin.const_data_ptr<int64_t>()[own], to = end.const_data_ptr<int64_t>()[own];
+    return at < to && (at + count > from || at < sinks);
+  }
+
+  bool any_sees(int64_t sequence, int64_t at, int64_t count) const {
+    for (int64_t row = 0; row < rows; ++row)
+      if (sees(sequence, row, at, count)) return true;
+    return false;
+  }
+
+  // Bound the scores of `count` entries from `at` on, and hide those that the row does not see.
+  void limit(float* scores, int64_t sequence, int64_t row, int64_t at, int64_t count) const {
+    const int64_t own = sequence * rows + row;
+    if (softcap > 0)
+      for (int64_t i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] / softcap) * softcap;
+    hide(scores, count, sinks - at, begin.const_data_ptr<int64_t>()[own] - at);
+    hide(scores, count, end.const_data_ptr<int64_t>()[own] - at, count);
+    if (tree) tree->prune(scores, at, count, sequence, row, rows);
+  }
 };
+
+// What a row has found in all parts, which lie `apart` rows from each other: Σ weights · values / Σ weights.
+void join(const Row* found, const float* sums, int64_t parts, int64_t apart, const float* sink, std::vector<float>& to) {
+  const int64_t wide = to.size();
+  float peak = sink ? *sink : LEAST;
+  for (int64_t part = 0; part < parts; ++part) peak = std::max(peak, found[part * apart].peak);
+  float mass = sink ? std::exp(*sink - peak) : 0;
+  std::fill(to.begin(), to.end(), 0.0f);
+  for (int64_t part = 0; part < parts; ++part) {
+    const Row& one = found[part * apart];
+    const float scale = one.mass != 0 ? std::exp(one.peak - peak) : 0;  // NaN is kept
+    mass += one.mass * scale;
+    for (int64_t i = 0; i < wide; ++i) to[i] += sums[part * apart * wide + i] * scale;
+  }
+  for (float& number : to) number = mass != 0 ? number / mass : 0;
+}
 
 template <typename Stored>
 void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor& out) {
@@ -212,22 +258,14 @@ void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor
     }
   });
   auto* to = out.mutable_data_ptr<Stored>();
+  std::vector<float> sum(wide);
   for (int64_t at = 0; at < sequences * groups * each; ++at) {
     const int64_t sequence = at / (groups * each), head = at / call.rows % (groups * call.heads), row = at % call.rows;
     const int64_t first = at / each * parts * each + at % each;
-    float peak = sinks ? sinks->const_data_ptr<float>()[head] : LEAST;
-    for (int64_t part = 0; part < parts; ++part) peak = std::max(peak, found[first + part * each].peak);
-    float mass = sinks ? std::exp(sinks->const_data_ptr<float>()[head] - peak) : 0;
-    std::vector<float> sum(wide);
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t one = first + part * each;
-      const float scale = found[one].mass != 0 ? std::exp(found[one].peak - peak) : 0;  // NaN is kept
-      mass += found[one].mass * scale;
-      for (int64_t i = 0; i < wide; ++i) sum[i] += sums[one * wide + i] * scale;
-    }
-    const float inverse = mass != 0 ? 1 / mass : 0;
+    const float* sink = sinks ? sinks->const_data_ptr<float>() + head : nullptr;
+    join(found.data() + first, sums.data() + first * wide, parts, each, sink, sum);
     auto* own = to + ((sequence * call.rows + row) * groups * call.heads + head) * call.width;
-    for (int64_t i = 0; i < call.width; ++i) own[i] = static_cast<Stored>(sum[i] * inverse);
+    for (int64_t i = 0; i < call.width; ++i) own[i] = static_cast<Stored>(sum[i]);
   }
 }
 
