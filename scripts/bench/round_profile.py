@@ -6,7 +6,8 @@ One thread. A round's processor time is measured without a profiler, the least o
 profiler, in a run of its own, says how that is shared out, by the time that each operation takes itself. Calling an
 operation costs what the cheapest one takes, a view: that, times the number of operations, is "dispatch", and what they
 take beyond it is their own. "Python" is all that no operation takes, the interpreter's work and the profiler's share of
-it. Of compiled rounds, "program" are the loops that inductor has written; what it calls stands in the other columns.
+it. Of compiled rounds, whose programs are made anew with marks for the profiler, "program" are the loops that inductor
+has written and what calls them; what they call stands in the other columns.
 "Sampling" is what draws, verifies and packs a round's tokens, wherever that is not a part of the program. The sum of a
 row is the round.
 """
@@ -14,11 +15,13 @@ row is the round.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
 from draftkit.runtime import rounds
+from draftkit.runtime.compiled import programs
 from draftkit.runtime.compiled.programs import Program
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
@@ -38,18 +42,15 @@ from draftkit.targets.target import Target
 # Operations by what they are for, by what their names hold; the first that fits counts.
 KINDS = {
     "products": ("_linear_pointwise", "mm", "linear", "mkldnn"),
-    "attention": ("attention", "flash", "softmax"),
+    "attention": ("attention", "flash", "softmax", "attend"),
     "allocation": ("empty", "resize_", "new_", "zeros", "full"),
 }
 PARTS = ("Python", "dispatch", *KINDS, "program", "sampling", "other")
 SAMPLING = ("_packed", "_broken", "outcomes")  # of `runtime.rounds`, besides `verification`
 PROMPT = 48  # tokens
-VIEW = "aten::view"
-RANGES = {
-    "round": "Python",
-    "sampling": "Python",
-    "program": "program",
-}  # that are no operations, and whose time theirs is
+VIEWS = ("aten::view", "aten::as_strided")
+RANGES = {"round": "Python", "sampling": "Python", "program": "program"}  # that are no operations, and whose time is it
+LOOPS = "cpp_fused"  # in the names of what inductor has written
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
     table = Table("batch", "rounds", "ms", *(f"{part} ms" for part in PARTS), "operations", title=_title(options))
     for compiled in (False,) if options.eager_only else (False, True):
         for batch in options.batches:
-            with _engine(options, batch, compiled=compiled) as engine:
+            with _marked(), _engine(options, batch, compiled=compiled) as engine:
                 table.add_row(str(batch), "compiled" if compiled else "eager", *_cells(engine, batch, options.rounds))
             Console(width=160, file=sys.stderr).print(table)
     Console(width=160).print(table)
@@ -74,6 +75,17 @@ def main() -> None:
 
 def _title(options: argparse.Namespace) -> str:
     return f"{options.target}, {options.draft or 'plain'}" + (f", K = {options.k}" if options.draft else "")
+
+
+@contextmanager
+def _marked() -> Iterator[None]:
+    """Programs tell the profiler of their parts, and are not kept."""
+    with (
+        TemporaryDirectory() as folder,
+        patch.dict(os.environ, XDG_CACHE_HOME=folder),
+        patch.dict(programs.OPTIONS, {"cpp.enable_kernel_profile": True}),
+    ):
+        yield
 
 
 @contextmanager
@@ -150,7 +162,8 @@ def shares(events: Sequence[Any]) -> tuple[dict[str, float], float]:
         done.setdefault(tuple(step[:2] for step in steps), []).append([step[2] for step in steps])
     names, seconds = max(done.items(), key=lambda found: len(found[1]))
     least = [min(each) for each in zip(*seconds, strict=True)]
-    dispatch = mean(each for each, (name, _) in zip(least, names, strict=True) if name == VIEW)
+    views = [each for each, (name, _) in zip(least, names, strict=True) if name in VIEWS]
+    dispatch = mean(views) if views else 0.0
     times: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for each, (name, part) in zip(least, names, strict=True):
         called = 0.0 if name in RANGES else min(dispatch, each)
@@ -175,6 +188,8 @@ def _by_round(events: Sequence[Any]) -> list[list[tuple[str, str, float]]]:
 
 
 def _kind(name: str) -> str:
+    if LOOPS in name:
+        return "program"
     short = name.rpartition("::")[2]
     return next((kind for kind, words in KINDS.items() if any(word in short for word in words)), "other")
 
