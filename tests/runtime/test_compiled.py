@@ -17,7 +17,8 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, Request
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.batch import Batch
-from draftkit.runtime.compiled import attention, store
+from draftkit.runtime.compiled import attention, programs, store
+from draftkit.runtime.compiled import prompts as prompts_module
 from draftkit.runtime.compiled import rounds as rounds_module
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.rounds import CompiledRounds
@@ -147,8 +148,9 @@ def test_what_cannot_be_compiled_runs_as_ever(
         raise NotImplementedError("an operation without a meaning in a trace")
 
     monkeypatch.setattr(engine_module, "check_compiler", lambda: None)
-    monkeypatch.setattr(rounds_module, "load_kernel", lambda: None)
+    monkeypatch.setattr(programs, "load_kernel", lambda: None)
     monkeypatch.setattr(rounds_module, "trace", fails)
+    monkeypatch.setattr(prompts_module, "_trace", fails)
     expected = tokens_of(engine(None, compiled=False), requests())
     made = engine(None)
     with caplog.at_level(logging.WARNING):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError, in_one_line
 from draftkit.io.kept import code_digest
+from draftkit.runtime.compiled.attention import load_kernel
 from draftkit.runtime.compiled.store import keep, place
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def program(key: str, trace: Callable[[], ExportedProgram], weights: Sequence[Te
     can be done. `what` is named while that lasts. Raises what torch raises where it cannot be compiled."""
     decides = [key, code_digest(*ROOMS), transformers.__version__, str(torch.get_num_threads())]
     file = place("\0".join(decides), ".pt2")
+    load_kernel()
     if file.is_file():
         with suppress(RuntimeError):  # it is damaged
             return Program(file, weights)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.compiled.attention import load_kernel
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.programs import Program, or_warning, program
 from draftkit.runtime.compiled.trace import (
@@ -68,7 +67,6 @@ class CompiledPrompts:
         self._pools = [pool for pair in pools for pool in pair]
 
         def made() -> Program:
-            load_kernel()
             return program(
                 f"{inventory.digest} prompts", lambda: _trace(self._target, self._cache, pools, weights), weights,
                 what="prompts",

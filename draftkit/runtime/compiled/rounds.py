@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from draftkit.runtime.batch import Batch
-from draftkit.runtime.compiled.attention import load_kernel
 from draftkit.runtime.compiled.inventory import Inventory
 from draftkit.runtime.compiled.programs import Program, or_warning, program
 from draftkit.runtime.compiled.trace import Kind, RoundInputs, caches_of, trace
@@ -59,7 +58,6 @@ class CompiledRounds:
         inputs = RoundInputs.of(batch, self._rounds.state, caches_of(self._rounds), self._reach)
 
         def made() -> Program:
-            load_kernel()
             return program(
                 f"{inventory.digest} {kind}  {kind.flags} {kind.drafting}",
                 lambda: trace(self._rounds, batch, inputs, kind, weights),
