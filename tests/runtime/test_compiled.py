@@ -159,11 +159,11 @@ def test_what_cannot_be_compiled_runs_as_ever(
     assert any("are not compiled, and slower" in record.getMessage() for record in caplog.records)
 
 
-def test_without_a_compiler_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_engine_says_so() -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(DraftkitError, match=r"no C\+\+ compiler") as refused:
+    no_compiler = config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with no_compiler, pytest.raises(DraftkitError, match=r"no C\+\+ compiler") as refused:
         engine(None)
     assert "--compile" in str(refused.value)
 
