@@ -31,6 +31,7 @@ from draftkit.train.parallel import ParallelRows
 
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
 SCORES_AT_ONCE = 1 << 22  # of rows and columns, whose bias a CPU holds: 16 MiB in float32
+NARROWEST = 16  # head that FlexAttention takes
 BLOCKS_AT_ONCE = 8  # how many a CPU computes together, as each also multiplies with the rows of the others, in vain
 
 _compiled_flex: Callable[..., Any] = torch.compile(flex_attention)
@@ -110,9 +111,21 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: flo
     return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling: float | None) -> Tensor:
-    """Attention on a GPU, where FlexAttention skips what no row sees."""
-    return _compiled_flex(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)
+def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling: float | None) -> tuple[Tensor, Tensor]:
+    """Attention on a GPU, where FlexAttention skips what no row sees; and the log-sums of its scores [1, A, R].
+
+    Its kernel for decoding, which it would choose for fewer than 128 rows, takes no more than 128 of all heads that
+    share keys (torch 2.11 to 2.13).
+    """
+    width = query.shape[-1]
+    scaling = width**-0.5 if scaling is None else scaling
+    if width < NARROWEST:
+        query, key, value = (nn.functional.pad(heads, (0, NARROWEST - width)) for heads in (query, key, value))
+    attended, beside = _compiled_flex(
+        query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, kernel_options={"BACKEND": "TRITON"},
+        return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    return attended[..., :width], beside.lse
 
 
 # --- Packed samples, and all chains of parallel drafts at once
@@ -194,7 +207,7 @@ def attend_masked(
     query, key, value = in_one_dtype(query, key, value)
     sight = sight_of(module, Sight(sliding_window, sink_tokens))
     if query.is_cuda:
-        attended = _flex(query, key, value, masks.blocks(sight), scaling)
+        attended = _flex(query, key, value, masks.blocks(sight), scaling)[0]
     else:
         attended = masks.attend(
             sight, query.dtype, lambda rows, bias: _dense(query[:, :, rows], key, value, bias, scaling)
@@ -328,13 +341,9 @@ def _joined_flex(
     query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor] | None, blocks: BlockMask, scaling: float
 ) -> Tensor:
     """The attention of `_joined` on a GPU, where the log-sum that FlexAttention returns can be differentiated."""
-    wanted = AuxRequest(lse=True)
-    first, beside = _compiled_flex(
-        query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_aux=wanted
-    )
+    first, log_sum = _flex(query, key, value, blocks, scaling)
     if own is None:
         return first
-    log_sum = beside.lse
     scores = (query * own[0]).sum(-1).float() * scaling
     total = torch.logaddexp(log_sum.float(), scores.logsumexp(0))
     weights = (scores - total).exp().to(value.dtype)[..., None]
@@ -425,7 +434,7 @@ class Blocks:
         keys, values = (part.to(value.dtype) for part in self.context[layer])
         if query.is_cuda:
             parts = (_in_a_row(query), torch.cat((keys, _in_a_row(key)), 2), torch.cat((values, _in_a_row(value)), 2))
-            return _apart(_flex(*parts, self._masks.blocks(visibility), scaling), self._rows)
+            return _apart(_flex(*parts, self._masks.blocks(visibility), scaling)[0], self._rows)
         size, out = len(self._sample_ids), []
         for begin in range(0, max(len(query), 1), BLOCKS_AT_ONCE):  # no blocks are one part of none
             some, seen = slice(begin, begin + BLOCKS_AT_ONCE), self._context_of(begin)

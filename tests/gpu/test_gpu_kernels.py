@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.gpu.fake_cuda import Variant
-from fixtures.gpu.gpu_kernels import H100, compiled, digests, in_double, kernels, report, variants
+from fixtures.gpu.gpu_kernels import H100, compiled, digests, in_disorder, in_double, kernels, report, variants
 from fixtures.gpu.row_reads import SECTOR, WIDE, loads_of_peaks, reads
 
 triton = pytest.importorskip("triton")
@@ -67,6 +67,13 @@ def test_double_precision_is_noticed() -> None:
     assert not in_double("\n".join(allowed))
     assert in_double("\n".join(allowed[:1] + allowed[2:]))
     assert in_double("\n".join([*allowed, "add.rn.f64 %d3, %d1, %d2;"]))
+
+
+def test_places_in_a_reshaped_row_are_noticed() -> None:
+    reshape = "%flat = tt.reshape %x_8 allow_reorder : tensor<128x4xf32> -> tensor<512xf32>"
+    assert in_disorder(f'{reshape}\n%1:2 = "tt.reduce"(%flat, %0) <{{axis = 0 : i32}}> ({{')
+    assert not in_disorder(f'{reshape}\n%1 = "tt.reduce"(%flat) <{{axis = 0 : i32}}> ({{')
+    assert not in_disorder('%1:2 = "tt.reduce"(%x, %0) <{axis = 0 : i32}> ({')
 
 
 @pytest.mark.slow

@@ -99,6 +99,21 @@ def test_no_draft_changes_the_output(pair: Pair, mode: Verification, greedy: boo
     assert decoded(pair, mode, greedy=greedy) == decoded((pair[0], None), "rejection", greedy=greedy)
 
 
+CUTS = (SamplingParameters(), SamplingParameters(1.0, seed=1), SamplingParameters(0.8, top_k=7, top_p=0.9, seed=2))
+
+
+@pytest.mark.parametrize("name", ["no draft", "EAGLE-3", "DFlash", "draft model"])
+def test_tokens_are_those_of_the_cpu(name: str, load: Load, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Greedy and sampled ones: the same noise decides, and nothing that kernels compute is far from the reference."""
+    there = PAIRS[name](load, tmp_path_factory)
+    asked = [Request(f"{r.id}, {i}", r.prompt, 8, cut) for r in requests() for i, cut in enumerate(CUTS)]
+    found, expected = (
+        [generation.tokens for generation in engine(pair, "rejection", eager=False).generate(asked)]
+        for pair in (placed(there), there)
+    )
+    assert found == expected
+
+
 @pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
 def test_a_prompt_in_pieces_is_that_in_one(pair: Pair) -> None:
     """In half precision, where pieces go through another function than those in float32."""
@@ -111,9 +126,9 @@ def logits_after_prompt(target: Target, prompt: tuple[int, ...], chunk: int) -> 
     """[V], of a prompt taken in by so many rows at a time."""
     prefill = Prefill(target, SlotCache(1, len(prompt)), chunk)
     prefill.add(Generation(Request("0", prompt, 1)), 0)
-    while not (done := prefill.step()):
-        pass
-    return done[0].logits.float()
+    while prefill:
+        (piece,) = prefill.step()
+    return piece.logits.float()
 
 
 @pytest.mark.parametrize("pair", ["draft model", "EAGLE-3", "DFlash", "n-gram"], indirect=True)
@@ -171,7 +186,7 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path) -> None:
     back."""
     folder = save_wide_target(tmp_path)
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     model, _ = load_model(str(folder), device=DEVICE + ":0", dtype=torch.bfloat16)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -181,7 +196,7 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     Engine(Target(model), None, num_speculative_tokens=0, num_slots=1)
     assert torch.cuda.max_memory_allocated() - before <= weights + 2 * largest + SPARE
-    assert torch.cuda.memory_reserved() - before <= weights + largest + SPARE
+    assert torch.cuda.memory_reserved() - held <= weights + largest + SPARE
 
 
 @pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)

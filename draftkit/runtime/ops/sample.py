@@ -121,7 +121,7 @@ def _sample_kernel(
 def first_maximum(scores: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
     """The largest of `scores` [N, 4] and its token, the first of equals; NaN never wins, nor a token beyond `size`."""
     scores = tl.where((scores == scores) & (token < size), scores, -float("inf"))
-    flat = tl.reshape(scores, [scores.shape[0] * scores.shape[1]])
-    top, index = tl.max(flat, axis=0, return_indices=True)
-    first = tl.min(tl.min(token, axis=1), axis=0)
-    return top, tl.minimum(first + index, size - 1)
+    top = tl.max(tl.max(scores, axis=1), axis=0)
+    # No index of a reshaped row: Triton lets a reshape that is reduced change the order of what it is given.
+    winners = tl.where(scores == top, token, size - 1)
+    return top, tl.min(tl.min(winners, axis=1), axis=0)
