@@ -13,10 +13,11 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python} vllm=${VLLM_PYTHON:-}
 models=(--target "${TARGET:-zoo:target}" --draft "${DRAFT:-zoo:eagle3}" --dataset zoo)
 LIMIT=${LIMIT:-540} # seconds of a section
+workers=$(($(nproc) < 8 ? $(nproc) : 8)) # of tests, which share the GPU: what takes long is compiling
 names=(kernels runtime lossless counts rounds-1 rounds-8 rounds-64 launches attention long-prompts beside-vllm)
 
 command_of() { # sets `line`, and `stated` where its output is its figures
-	local tests=("$python" -m pytest -q -n0 -p no:cacheprovider) bench=("$python" -m scripts.bench.gpu)
+	local tests=("$python" -m pytest -q --tb=short -rf -n "$workers" -p no:cacheprovider) bench=("$python" -m scripts.bench.gpu)
 	local draftkit=("$python" -m draftkit) device=cuda dtype=bfloat16 figures=(--json "$out/$1.json")
 	local both=(--engine vllm --vllm-python "$vllm" --json)
 	if [ -n "$dry" ]; then

@@ -81,8 +81,8 @@ TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
 DTYPE = ("--dtype", "bfloat16")
 VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
-ROW = 512  # tokens of a row, which is a step; samples fill some 476 of them
-WALKED = 525  # steps between two walks over held-out answers in long runs: 250,000 tokens
+ROW = 1024  # tokens of a row, which is a step; samples fill nearly all of them
+WALKED = 300  # steps between two walks over held-out answers in long runs: 300,000 tokens
 LAYERS = "2,15,27"  # EAGLE-3's of 30, for the block drafters too, so that the states stored once serve all
 
 

@@ -58,10 +58,11 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per millisecond, read and written ones together."""
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    """Bytes per millisecond, read and written ones together, by a kernel: a copy in a CUDA graph is none, and moved 2.7
+    of an H200's 4.8 TB/s."""
+    source = torch.ones(COPIED_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / milliseconds(captured(lambda: target.copy_(source)))
+    return 2 * COPIED_BYTES / milliseconds(captured(lambda: torch.neg(source, out=target)))
 
 
 class Bench:

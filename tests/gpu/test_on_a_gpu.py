@@ -38,6 +38,7 @@ DEVICE = "cuda"
 K = 3
 TEXTS, LENGTH, TOP_K = 4096, 3, 4  # of the test of a distribution
 SPARE = 64 << 20  # bytes: libraries' workspaces, and blocks of the allocator
+SEGMENT = 20 << 20  # bytes, which blocks of less than 10 MiB share; not given back while one of them lives
 LIMIT = 1e-6  # of a p-value; with fixed seeds, a pass stays a pass on a device
 MODES: list[tuple[Verification, bool]] = [  # whether greedy: all lossless modes are one then
     ("rejection", True),
@@ -196,7 +197,8 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     Engine(Target(model), None, num_speculative_tokens=0, num_slots=1)
     assert torch.cuda.max_memory_allocated() - before <= weights + 2 * largest + SPARE
-    assert torch.cuda.memory_reserved() - held <= weights + largest + SPARE
+    layers = model.config.num_hidden_layers
+    assert torch.cuda.memory_reserved() - held <= weights + largest + layers * SEGMENT + SPARE
 
 
 @pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
