@@ -12,7 +12,7 @@ their files.
 
 The stage answers begins with those in `benchmarks/smollm2-answers.tar.xz`.
 
-`--quick` takes a small part in a folder of its own, and explains nothing: one draft, a hundred steps, twenty prompts.
+`--quick` takes a small part in a folder of its own, and explains nothing: one draft, fifty steps, twenty prompts.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Story:
         """A part of everything that takes minutes."""
         return replace(
             self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), rounds=1, drafts=("eagle3",),
-            steps=100, sets=("mt-bench",), ks="4", measured_at="0", tokens=48, whole=False,
+            steps=50, sets=("mt-bench",), ks="4", measured_at="0", tokens=48, whole=False,
         )  # fmt: skip
 
 
@@ -409,7 +409,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="of prompts to have answered")
     parser.add_argument("--rounds", type=int, default=1, help="of answers, to 128 prompts of each kind")
-    parser.add_argument("--steps", type=int, default=100, help=f"of training, of {ROW} tokens each")
+    parser.add_argument("--steps", type=int, default=50, help=f"of training, of {ROW} tokens each")
     parser.add_argument("--seed", type=int, default=0, help="of training; each has runs of its own")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")

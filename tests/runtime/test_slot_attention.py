@@ -296,6 +296,16 @@ def by_ranges(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scori
     return attend_ranges(query, keys, values, own.slots, *own.ranges(scoring), scoring, own.branches)
 
 
+def by_tokens(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    """`by_ranges`, each row a sequence of its own, as the tokens of prompts are."""
+    begin, end = TracedRows(rows.slots, rows.positions).ranges(scoring)
+    count = query.shape[2]
+    alone = query.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    slots = rows.slots.repeat_interleave(count)
+    out = attend_ranges(alone, keys, values, slots, begin.reshape(-1, 1), end.reshape(-1, 1), scoring)
+    return out[:, :, 0].unflatten(0, (-1, count)).transpose(1, 2)
+
+
 @compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
@@ -308,6 +318,7 @@ def test_cpu_kernel(dtype: torch.dtype, threads: int) -> None:
             batch = case.batch()
             if can_attend(batch.scoring):
                 assert_right(batch.cleaned().attend(by_ranges), batch)
+                assert_right(batch.cleaned().attend(by_tokens), batch)
     finally:
         torch.set_num_threads(1)
 
@@ -320,6 +331,7 @@ def test_cpu_kernel_on_random_batches(case: Case) -> None:
     assume(case.dtype in DTYPES and can_attend(case.batch().scoring))
     batch = case.batch()
     assert_right(batch.cleaned().attend(by_ranges), batch)
+    assert_right(batch.cleaned().attend(by_tokens), batch)
 
 
 @compiles

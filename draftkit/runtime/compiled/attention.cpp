@@ -1,7 +1,8 @@
 // Attention of a few rows of each sequence over the entries that it really has: `attention.py` says what is computed.
 //
 // A task is a key/value head of a sequence, or a part of its entries where there are fewer of these than threads. It
-// takes its entries tile by tile, so that every key and value is read once for all query heads and rows.
+// takes its entries tile by tile, so that every key and value is read once for all query heads and rows. Sequences that
+// follow each other and lie in one slot are taken together, as the tokens of a prompt, each of which is one.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,9 @@ using Vec = at::vec::Vectorized<float>;
 constexpr int64_t WIDE = Vec::size();
 constexpr int64_t TILE = 32;       // entries
 constexpr int64_t SHORTEST = 256;  // entries of a part
+constexpr int64_t LONGEST = 32;    // rows of sequences that are taken together
+constexpr int64_t TURNED = 16;     // rows from which on it pays to have a tile's keys side by side
+constexpr int TOGETHER = WIDE >= 16 ? 4 : 2;  // rows for which a key or value is read into registers once
 constexpr float LEAST = std::numeric_limits<float>::lowest();
 
 int64_t padded(int64_t width) { return (width + WIDE - 1) / WIDE * WIDE; }
@@ -73,23 +77,59 @@ void multiply(const float* query, const float* keys, int64_t count, int64_t wide
   }
 }
 
-// sums = sums · scale + Σ weights[i] · values[i], of `N` vectors that lie `wide` floats apart.
-template <int N>
-void gather(const float* weights, const float* values, int64_t count, int64_t wide, float scale, float* sums) {
-  Vec sum[N];
-  for (int i = 0; i < N; ++i) sum[i] = Vec::loadu(sums + i * WIDE) * Vec(scale);
-  for (int64_t entry = 0; entry < count; ++entry, values += wide) {
-    const Vec weight(weights[entry]);
-    for (int i = 0; i < N; ++i) sum[i] = at::vec::fmadd(weight, Vec::loadu(values + i * WIDE), sum[i]);
-  }
-  for (int i = 0; i < N; ++i) sum[i].store(sums + i * WIDE);
+// A tile's keys, `wide` floats each, side by side: to[i * TILE + entry]. What lies beyond `count` is not used.
+void turn(const float* keys, int64_t count, int64_t depth, int64_t wide, float* to) {
+  for (int64_t entry = 0; entry < count; ++entry)
+    for (int64_t i = 0; i < depth; ++i) to[i * TILE + entry] = keys[entry * wide + i];
 }
 
-void gather(const float* weights, const float* values, int64_t count, int64_t wide, float scale, float* sums) {
+// scores[row][i] = queries[row] · keys[i] for a tile of turned keys and `R` rows.
+template <int R>
+void multiply_turned(const float* const* queries, const float* keys, int64_t depth, float (*scores)[TILE]) {
+  constexpr int PARTS = TILE / WIDE;
+  Vec sum[R][PARTS];
+  for (int row = 0; row < R; ++row)
+    for (int i = 0; i < PARTS; ++i) sum[row][i] = Vec(0);
+  for (int64_t at = 0; at < depth; ++at, keys += TILE) {
+    Vec key[PARTS];
+    for (int i = 0; i < PARTS; ++i) key[i] = Vec::loadu(keys + i * WIDE);
+    for (int row = 0; row < R; ++row) {
+      const Vec number(queries[row][at]);
+      for (int i = 0; i < PARTS; ++i) sum[row][i] = at::vec::fmadd(number, key[i], sum[row][i]);
+    }
+  }
+  for (int row = 0; row < R; ++row)
+    for (int i = 0; i < PARTS; ++i) sum[row][i].store(scores[row] + i * WIDE);
+}
+
+// sums = sums · scale + Σ weights[i] · values[i], for `R` rows, of `N` vectors that lie `wide` floats apart.
+template <int R, int N>
+void gather(
+    const float (*weights)[TILE], const float* values, int64_t count, int64_t wide, const float* scale,
+    float* const* sums, int64_t begin) {
+  Vec sum[R][N];
+  for (int row = 0; row < R; ++row)
+    for (int i = 0; i < N; ++i) sum[row][i] = Vec::loadu(sums[row] + begin + i * WIDE) * Vec(scale[row]);
+  values += begin;
+  for (int64_t entry = 0; entry < count; ++entry, values += wide) {
+    Vec value[N];
+    for (int i = 0; i < N; ++i) value[i] = Vec::loadu(values + i * WIDE);
+    for (int row = 0; row < R; ++row) {
+      const Vec weight(weights[row][entry]);
+      for (int i = 0; i < N; ++i) sum[row][i] = at::vec::fmadd(weight, value[i], sum[row][i]);
+    }
+  }
+  for (int row = 0; row < R; ++row)
+    for (int i = 0; i < N; ++i) sum[row][i].store(sums[row] + begin + i * WIDE);
+}
+
+template <int R>
+void gather(
+    const float (*weights)[TILE], const float* values, int64_t count, int64_t wide, const float* scale,
+    float* const* sums) {
   int64_t begin = 0;
-  for (; begin + 4 * WIDE <= wide; begin += 4 * WIDE)
-    gather<4>(weights, values + begin, count, wide, scale, sums + begin);
-  for (; begin < wide; begin += WIDE) gather<1>(weights, values + begin, count, wide, scale, sums + begin);
+  for (; begin + 4 * WIDE <= wide; begin += 4 * WIDE) gather<R, 4>(weights, values, count, wide, scale, sums, begin);
+  for (; begin < wide; begin += WIDE) gather<R, 1>(weights, values, count, wide, scale, sums, begin);
 }
 
 // What a row has gathered: the greatest score, and weights relative to it.
@@ -111,7 +151,7 @@ float weigh(Row& row, float* scores, int64_t count) {
     weight.store(scores + i);
     mass = mass + weight;
   }
-  const float scale = std::exp(row.peak - peak);
+  const float scale = row.peak == peak ? 1 : row.peak == LEAST ? 0 : std::exp(row.peak - peak);
   row.mass = row.mass * scale + at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, mass);
   row.peak = peak;
   return scale;
@@ -137,74 +177,103 @@ struct Tree {
   }
 };
 
-// What a task needs of memory: the rows' queries, and a tile's keys, values and scores of a row.
+// `count` sequences from `first` on, in one slot.
+struct Neighbours {
+  int64_t first, count;
+};
+
+// What a task needs of memory: the rows' queries, a tile's keys and values, and the rows that see any of it.
 struct Scratch {
-  std::vector<float> queries, key, value, scores;
+  std::vector<float> queries, key, turned, value;
+  std::vector<int64_t> seeing;
 
   Scratch(int64_t rows, int64_t deep, int64_t wide)
-      : queries(rows * deep), key(TILE * deep), value(TILE * wide), scores(padded(TILE)) {}
+      : queries(rows * deep), key(TILE * deep), turned(TILE * deep), value(TILE * wide) {}
 };
 
 struct Call {
-  const at::Tensor &query, &keys, &values, &slots, &begin, &end;
+  const at::Tensor &query, &keys, &values;
+  const int64_t *slots, *begin, *end;
   std::optional<Tree> tree;
   float scaling, softcap;
   int64_t sinks;  // first entries that every row sees
   int64_t heads, rows, depth, width;
 
-  // The entries from `first` on, before `last`, for all rows of key/value head `group` of a sequence.
+  // The entries from `first` on, before `last`, for all rows of key/value head `group` of some sequences.
   template <typename Stored>
-  void run(int64_t sequence, int64_t group, int64_t first, int64_t last, Row* found, float* sums) const {
-    const int64_t deep = padded(depth), wide = padded(width);
-    Scratch scratch(heads * rows, deep, wide);
-    load_queries<Stored>(sequence, group, scratch.queries);
-    const auto* all_keys = of_slot<Stored>(keys, sequence, group);
-    const auto* all_values = of_slot<Stored>(values, sequence, group);
+  void run(const Neighbours& some, int64_t group, int64_t first, int64_t last, Row* found, float* sums) const {
+    const int64_t deep = padded(depth), wide = padded(width), all = some.count * rows;
+    Scratch scratch(heads * all, deep, wide);
+    for (int64_t i = 0; i < some.count; ++i)
+      load_queries<Stored>(some.first + i, group, i * rows, all, scratch.queries.data());
+    const auto* all_keys = of_slot<Stored>(keys, some.first, group);
+    const auto* all_values = of_slot<Stored>(values, some.first, group);
     for (int64_t at = first; at < last; at += TILE) {
       const int64_t count = std::min(TILE, last - at);
-      if (!any_sees(sequence, at, count)) continue;
+      scratch.seeing.clear();
+      for (int64_t each = 0; each < heads * all; ++each)
+        if (sees(some.first * rows + each % all, at, count)) scratch.seeing.push_back(each);
+      if (scratch.seeing.empty()) continue;
       load(all_keys + at * keys.stride(2), keys.stride(2), count, depth, deep, scratch.key.data());
       load(all_values + at * values.stride(2), values.stride(2), count, width, wide, scratch.value.data());
-      for (int64_t each = 0; each < heads * rows; ++each) {
-        if (!sees(sequence, each % rows, at, count)) continue;
-        float* scores = scratch.scores.data();
-        multiply(scratch.queries.data() + each * deep, scratch.key.data(), count, deep, scores);
-        limit(scores, sequence, each % rows, at, count);
-        const float scale = weigh(found[each], scores, count);
-        gather(scores, scratch.value.data(), count, wide, scale, sums + each * wide);
+      const int64_t left = scratch.seeing.size();
+      if (left >= TURNED) turn(scratch.key.data(), count, depth, deep, scratch.turned.data());
+      for (int64_t i = 0; i < left; i += TOGETHER) {
+        const int64_t* each = scratch.seeing.data() + i;
+        switch (std::min<int64_t>(TOGETHER, left - i)) {
+          case 4: take<4>(scratch, each, some, at, count, found, sums); break;
+          case 3: take<3>(scratch, each, some, at, count, found, sums); break;
+          case 2: take<2>(scratch, each, some, at, count, found, sums); break;
+          case 1: take<1>(scratch, each, some, at, count, found, sums); break;
+        }
       }
     }
   }
 
-  // The queries of a head's rows, head by head, times `scaling`.
+  // A tile of `count` entries from `at` on, for `R` rows, `each` of which sees some of it.
+  template <int R>
+  void take(
+      const Scratch& scratch, const int64_t* each, const Neighbours& some, int64_t at, int64_t count, Row* found,
+      float* sums) const {
+    const int64_t deep = padded(depth), wide = padded(width), all = some.count * rows;
+    const bool turned = static_cast<int64_t>(scratch.seeing.size()) >= TURNED;
+    const float* queries[R];
+    float* gathered[R];
+    float scores[R][TILE], scale[R];
+    for (int i = 0; i < R; ++i) {
+      queries[i] = scratch.queries.data() + each[i] * deep;
+      gathered[i] = sums + each[i] * wide;
+      if (!turned) multiply(queries[i], scratch.key.data(), count, deep, scores[i]);
+    }
+    if (turned) multiply_turned<R>(queries, scratch.turned.data(), depth, scores);
+    for (int i = 0; i < R; ++i) {
+      limit(scores[i], some.first + each[i] % all / rows, each[i] % rows, at, count);
+      scale[i] = weigh(found[each[i]], scores[i], count);
+    }
+    gather<R>(scores, scratch.value.data(), count, wide, scale, gathered);
+  }
+
+  // The queries of a sequence, times `scaling`: head by head, `all` rows each, of which its own begin at `place`.
   template <typename Stored>
-  void load_queries(int64_t sequence, int64_t group, std::vector<float>& to) const {
+  void load_queries(int64_t sequence, int64_t group, int64_t place, int64_t all, float* to) const {
     const int64_t deep = padded(depth);
     for (int64_t head = 0; head < heads; ++head) {
       const auto* own = query.const_data_ptr<Stored>() + sequence * query.stride(0) +
           (group * heads + head) * query.stride(1);
-      load(own, query.stride(2), rows, depth, deep, to.data() + head * rows * deep);
+      float* rows_of_head = to + (head * all + place) * deep;
+      load(own, query.stride(2), rows, depth, deep, rows_of_head);
+      for (int64_t i = 0; i < rows * deep; ++i) rows_of_head[i] *= scaling;
     }
-    for (float& number : to) number *= scaling;
   }
 
   template <typename Stored>
   const Stored* of_slot(const at::Tensor& pool, int64_t sequence, int64_t group) const {
-    const int64_t slot = slots.const_data_ptr<int64_t>()[sequence];
-    return pool.const_data_ptr<Stored>() + slot * pool.stride(0) + group * pool.stride(1);
+    return pool.const_data_ptr<Stored>() + slots[sequence] * pool.stride(0) + group * pool.stride(1);
   }
 
-  // Whether a row sees any of `count` entries from `at` on.
-  bool sees(int64_t sequence, int64_t row, int64_t at, int64_t count) const {
-    const int64_t own = sequence * rows + row;
-    const int64_t from = begin.const_data_ptr<int64_t>()[own], to = end.const_data_ptr<int64_t>()[own];
-    return at < to && (at + count > from || at < sinks);
-  }
-
-  bool any_sees(int64_t sequence, int64_t at, int64_t count) const {
-    for (int64_t row = 0; row < rows; ++row)
-      if (sees(sequence, row, at, count)) return true;
-    return false;
+  // Whether a row, of all sequences' ones, sees any of `count` entries from `at` on.
+  bool sees(int64_t row, int64_t at, int64_t count) const {
+    return at < end[row] && (at + count > begin[row] || at < sinks);
   }
 
   // Bound the scores of `count` entries from `at` on, and hide those that the row does not see.
@@ -212,8 +281,8 @@ struct Call {
     const int64_t own = sequence * rows + row;
     if (softcap > 0)
       for (int64_t i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] / softcap) * softcap;
-    hide(scores, count, sinks - at, begin.const_data_ptr<int64_t>()[own] - at);
-    hide(scores, count, end.const_data_ptr<int64_t>()[own] - at, count);
+    hide(scores, count, sinks - at, begin[own] - at);
+    hide(scores, count, end[own] - at, count);
     if (tree) tree->prune(scores, at, count, sequence, row, rows);
   }
 };
@@ -234,39 +303,59 @@ void join(const Row* found, const float* sums, int64_t parts, int64_t apart, con
   for (float& number : to) number = mass != 0 ? number / mass : 0;
 }
 
+// Sequences that follow each other in one slot, with `LONGEST` rows at most.
+std::vector<Neighbours> neighbours(const Call& call) {
+  const int64_t* slots = call.slots;
+  std::vector<Neighbours> found;
+  for (int64_t sequence = 0; sequence < call.query.size(0); ++sequence) {
+    const bool follows = sequence > 0 && slots[sequence] == slots[sequence - 1];
+    if (follows && (found.back().count + 1) * call.rows <= LONGEST) ++found.back().count;
+    else found.push_back({sequence, 1});
+  }
+  return found;
+}
+
 template <typename Stored>
 void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor& out) {
-  const int64_t sequences = call.query.size(0), groups = call.keys.size(1), wide = padded(call.width);
-  const int64_t each = call.heads * call.rows;
-  const int64_t longest = call.keys.size(2);
+  const int64_t groups = call.keys.size(1), wide = padded(call.width), longest = call.keys.size(2);
   const int64_t threads = at::get_num_threads();
-  const int64_t parts = std::max<int64_t>(
-      1, std::min((longest + SHORTEST - 1) / SHORTEST, (threads + sequences * groups - 1) / (sequences * groups)));
-  const int64_t tasks = sequences * groups * parts;
-  std::vector<Row> found(tasks * each);
-  std::vector<float> sums(tasks * each * wide);
-  at::parallel_for(0, tasks, 1, [&](int64_t from, int64_t to) {
+  const std::vector<Neighbours> all = neighbours(call);
+  const int64_t blocks = all.size() * groups;
+  if (blocks == 0) return;
+  const auto more = [](const Neighbours& one, const Neighbours& other) { return one.count < other.count; };
+  const int64_t most = std::max_element(all.begin(), all.end(), more)->count * call.heads * call.rows;
+  const int64_t parts =
+      std::max<int64_t>(1, std::min((longest + SHORTEST - 1) / SHORTEST, (threads + blocks - 1) / blocks));
+  std::vector<Row> found(blocks * parts * most);
+  std::vector<float> sums(blocks * parts * most * wide);
+  at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
     for (int64_t task = from; task < to; ++task) {
-      const int64_t sequence = task / (groups * parts), group = task / parts % groups, part = task % parts;
-      const auto* end = call.end.const_data_ptr<int64_t>() + sequence * call.rows;
-      const bool there = call.slots.const_data_ptr<int64_t>()[sequence] >= 0;
-      const int64_t length = there ? std::min(longest, *std::max_element(end, end + call.rows)) : 0;
+      const Neighbours& some = all[task / (groups * parts)];
+      const int64_t group = task / parts % groups, part = task % parts;
+      const int64_t* end = call.end + some.first * call.rows;
+      const bool there = call.slots[some.first] >= 0;
+      const int64_t length = there ? std::min(longest, *std::max_element(end, end + some.count * call.rows)) : 0;
       const int64_t share = (length + parts - 1) / parts;
       call.run<Stored>(
-          sequence, group, part * share, std::min(length, (part + 1) * share), found.data() + task * each,
-          sums.data() + task * each * wide);
+          some, group, part * share, std::min(length, (part + 1) * share), found.data() + task * most,
+          sums.data() + task * most * wide);
     }
   });
   auto* to = out.mutable_data_ptr<Stored>();
-  std::vector<float> sum(wide);
-  for (int64_t at = 0; at < sequences * groups * each; ++at) {
-    const int64_t sequence = at / (groups * each), head = at / call.rows % (groups * call.heads), row = at % call.rows;
-    const int64_t first = at / each * parts * each + at % each;
-    const float* sink = sinks ? sinks->const_data_ptr<float>() + head : nullptr;
-    join(found.data() + first, sums.data() + first * wide, parts, each, sink, sum);
-    auto* own = to + ((sequence * call.rows + row) * groups * call.heads + head) * call.width;
-    for (int64_t i = 0; i < call.width; ++i) own[i] = static_cast<Stored>(sum[i]);
-  }
+  at::parallel_for(0, blocks, 1, [&](int64_t from, int64_t until) {
+    std::vector<float> sum(wide);
+    for (int64_t block = from; block < until; ++block) {
+      const Neighbours& some = all[block / groups];
+      const int64_t rows = some.count * call.rows, first = block * parts * most;
+      for (int64_t each = 0; each < call.heads * rows; ++each) {
+        const int64_t head = block % groups * call.heads + each / rows, row = some.first * call.rows + each % rows;
+        const float* sink = sinks ? sinks->const_data_ptr<float>() + head : nullptr;
+        join(found.data() + first + each, sums.data() + (first + each) * wide, parts, most, sink, sum);
+        auto* own = to + (row * groups * call.heads + head) * call.width;
+        for (int64_t i = 0; i < call.width; ++i) own[i] = static_cast<Stored>(sum[i]);
+      }
+    }
+  });
 }
 
 at::Tensor attend_ranges(
@@ -285,7 +374,8 @@ at::Tensor attend_ranges(
   const int64_t sequences = query.size(0), heads = query.size(1), rows = query.size(2), width = values.size(3);
   at::Tensor out = at::empty({sequences, rows, heads, width}, query.options());
   const Call call{
-      query, keys, values, slots, begin, end, tree, static_cast<float>(scaling), static_cast<float>(softcap),
+      query, keys, values, slots.const_data_ptr<int64_t>(), begin.const_data_ptr<int64_t>(),
+      end.const_data_ptr<int64_t>(), tree, static_cast<float>(scaling), static_cast<float>(softcap),
       sink_tokens, heads / keys.size(1), rows, query.size(3), width};
   if (query.scalar_type() == at::kFloat) attend<float>(call, sinks, out);
   else if (query.scalar_type() == at::kBFloat16) attend<at::BFloat16>(call, sinks, out);
