@@ -153,7 +153,7 @@ def test_packed_samples_are_as_alone(name: str, flex: bool, monkeypatch: pytest.
         monkeypatch.setattr(attention, "_compiled_mask", create_block_mask)
         monkeypatch.setattr(attention, "_compiled_flex", flex_attention)
         monkeypatch.setattr(masks, "bias", lambda window, dtype: masks.blocks(window))
-        monkeypatch.setattr(attention, "_dense", attention._flex)
+        monkeypatch.setattr(attention, "_dense", lambda *given: attention._flex(*given)[0])
     together = model(input_ids=tokens, position_ids=positions, use_cache=False, masks=masks).logits
     depth = LAYER * model.config.num_hidden_layers + 1
     assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
