@@ -381,7 +381,8 @@ def write(site: Sphinx) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    shutil.copytree(ROOT / "model_cards/figures", folder / "project/model_cards/figures", dirs_exist_ok=True)
+    for pictures in ("model_cards/figures", "docs/pictures"):
+        shutil.copytree(ROOT / pictures, folder / "project" / pictures, dirs_exist_ok=True)
 
 
 def setup(site: Sphinx) -> dict[str, bool]:
