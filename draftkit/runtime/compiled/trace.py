@@ -245,6 +245,8 @@ class TracedRows(SlotRows):
                     end = torch.minimum(end, row + scoring.window)
             if scoring.chunk is not None:
                 begin = torch.maximum(begin, row // scoring.chunk * scoring.chunk)
+            if self.branches is not None:  # of whose entries each is seen or not, where the places before end
+                begin = torch.minimum(begin, self.branches.first)
             self._ranges[key] = begin.contiguous(), end.contiguous()
         return self._ranges[key]
 
