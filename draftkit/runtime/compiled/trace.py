@@ -245,7 +245,7 @@ class TracedRows(SlotRows):
                     end = torch.minimum(end, row + scoring.window)
             if scoring.chunk is not None:
                 begin = torch.maximum(begin, row // scoring.chunk * scoring.chunk)
-            if self.branches is not None:  # of whose entries each is seen or not, where the places before end
+            if self.branches is not None:  # whose entries are told one by one, also where a window begins among them
                 begin = torch.minimum(begin, self.branches.first)
             self._ranges[key] = begin.contiguous(), end.contiguous()
         return self._ranges[key]
