@@ -42,6 +42,15 @@ void widen(const at::BFloat16* from, int64_t count, float* to) {
   for (; at < count; ++at) to[at] = from[at];
 }
 
+void narrow(const float* from, int64_t count, float* to) { std::copy(from, from + count, to); }
+
+void narrow(const float* from, int64_t count, at::BFloat16* to) {
+  int64_t at = 0;
+  for (; at + 2 * WIDE <= count; at += 2 * WIDE)
+    at::vec::convert_float_bfloat16(Vec::loadu(from + at), Vec::loadu(from + at + WIDE)).store(to + at);
+  for (; at < count; ++at) to[at] = from[at];
+}
+
 // `count` rows of `width` numbers, `stride` apart, as rows of `wide` floats, zeros behind them.
 template <typename Stored>
 void load(const Stored* from, int64_t stride, int64_t count, int64_t width, int64_t wide, float* to) {
@@ -147,7 +156,7 @@ float weigh(Row& row, float* scores, int64_t count) {
   const float peak = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, peaks);
   Vec mass(0);
   for (int64_t i = 0; i < wide; i += WIDE) {
-    const Vec weight = (Vec::loadu(scores + i) - Vec(peak)).exp();
+    const Vec weight = (Vec::loadu(scores + i) - Vec(peak)).exp_u20();
     weight.store(scores + i);
     mass = mass + weight;
   }
@@ -168,8 +177,8 @@ struct Tree {
   const bool* visible;
   int64_t size;
 
-  void prune(float* scores, int64_t at, int64_t count, int64_t sequence, int64_t row, int64_t rows) const {
-    const bool* seen = visible + (sequence * rows + row) * size;
+  void prune(float* scores, int64_t at, int64_t count, int64_t sequence, int64_t row) const {
+    const bool* seen = visible + row * size;
     for (int64_t i = std::max<int64_t>(first[sequence] - at, 0); i < count; ++i) {
       const int64_t node = at + i - first[sequence];
       if (node >= size || !seen[node]) scores[i] = LEAST;
@@ -182,13 +191,18 @@ struct Neighbours {
   int64_t first, count;
 };
 
-// What a task needs of memory: the rows' queries, a tile's keys and values, and the rows that see any of it.
+// A query: its place among those of a task, and which row of all sequences it has.
+struct Seeing {
+  int64_t place, row;
+};
+
+// What tasks need of memory, one after the other: queries, a tile's keys and values, and the queries that see any of it.
 struct Scratch {
   std::vector<float> queries, key, turned, value;
-  std::vector<int64_t> seeing;
+  std::vector<Seeing> seeing;
 
-  Scratch(int64_t rows, int64_t deep, int64_t wide)
-      : queries(rows * deep), key(TILE * deep), turned(TILE * deep), value(TILE * wide) {}
+  Scratch(int64_t most, int64_t deep, int64_t wide)
+      : queries(most * deep), key(TILE * deep), turned(TILE * deep), value(TILE * wide) {}
 };
 
 struct Call {
@@ -201,9 +215,10 @@ struct Call {
 
   // The entries from `first` on, before `last`, for all rows of key/value head `group` of some sequences.
   template <typename Stored>
-  void run(const Neighbours& some, int64_t group, int64_t first, int64_t last, Row* found, float* sums) const {
+  void run(
+      const Neighbours& some, int64_t group, int64_t first, int64_t last, Scratch& scratch, Row* found,
+      float* sums) const {
     const int64_t deep = padded(depth), wide = padded(width), all = some.count * rows;
-    Scratch scratch(heads * all, deep, wide);
     for (int64_t i = 0; i < some.count; ++i)
       load_queries<Stored>(some.first + i, group, i * rows, all, scratch.queries.data());
     const auto* all_keys = of_slot<Stored>(keys, some.first, group);
@@ -211,44 +226,43 @@ struct Call {
     for (int64_t at = first; at < last; at += TILE) {
       const int64_t count = std::min(TILE, last - at);
       scratch.seeing.clear();
-      for (int64_t each = 0; each < heads * all; ++each)
-        if (sees(some.first * rows + each % all, at, count)) scratch.seeing.push_back(each);
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t i = 0, row = some.first * rows; i < all; ++i, ++row)
+          if (sees(row, at, count)) scratch.seeing.push_back({head * all + i, row});
       if (scratch.seeing.empty()) continue;
       load(all_keys + at * keys.stride(2), keys.stride(2), count, depth, deep, scratch.key.data());
       load(all_values + at * values.stride(2), values.stride(2), count, width, wide, scratch.value.data());
       const int64_t left = scratch.seeing.size();
       if (left >= TURNED) turn(scratch.key.data(), count, depth, deep, scratch.turned.data());
       for (int64_t i = 0; i < left; i += TOGETHER) {
-        const int64_t* each = scratch.seeing.data() + i;
+        const Seeing* each = scratch.seeing.data() + i;
         switch (std::min<int64_t>(TOGETHER, left - i)) {
-          case 4: take<4>(scratch, each, some, at, count, found, sums); break;
-          case 3: take<3>(scratch, each, some, at, count, found, sums); break;
-          case 2: take<2>(scratch, each, some, at, count, found, sums); break;
-          case 1: take<1>(scratch, each, some, at, count, found, sums); break;
+          case 4: take<4>(scratch, each, at, count, found, sums); break;
+          case 3: take<3>(scratch, each, at, count, found, sums); break;
+          case 2: take<2>(scratch, each, at, count, found, sums); break;
+          case 1: take<1>(scratch, each, at, count, found, sums); break;
         }
       }
     }
   }
 
-  // A tile of `count` entries from `at` on, for `R` rows, `each` of which sees some of it.
+  // A tile of `count` entries from `at` on, for `R` queries, `each` of which sees some of it.
   template <int R>
-  void take(
-      const Scratch& scratch, const int64_t* each, const Neighbours& some, int64_t at, int64_t count, Row* found,
-      float* sums) const {
-    const int64_t deep = padded(depth), wide = padded(width), all = some.count * rows;
+  void take(const Scratch& scratch, const Seeing* each, int64_t at, int64_t count, Row* found, float* sums) const {
+    const int64_t deep = padded(depth), wide = padded(width);
     const bool turned = static_cast<int64_t>(scratch.seeing.size()) >= TURNED;
     const float* queries[R];
     float* gathered[R];
     float scores[R][TILE], scale[R];
     for (int i = 0; i < R; ++i) {
-      queries[i] = scratch.queries.data() + each[i] * deep;
-      gathered[i] = sums + each[i] * wide;
+      queries[i] = scratch.queries.data() + each[i].place * deep;
+      gathered[i] = sums + each[i].place * wide;
       if (!turned) multiply(queries[i], scratch.key.data(), count, deep, scores[i]);
     }
     if (turned) multiply_turned<R>(queries, scratch.turned.data(), depth, scores);
     for (int i = 0; i < R; ++i) {
-      limit(scores[i], some.first + each[i] % all / rows, each[i] % rows, at, count);
-      scale[i] = weigh(found[each[i]], scores[i], count);
+      limit(scores[i], each[i].row, at, count);
+      scale[i] = weigh(found[each[i].place], scores[i], count);
     }
     gather<R>(scores, scratch.value.data(), count, wide, scale, gathered);
   }
@@ -277,13 +291,12 @@ struct Call {
   }
 
   // Bound the scores of `count` entries from `at` on, and hide those that the row does not see.
-  void limit(float* scores, int64_t sequence, int64_t row, int64_t at, int64_t count) const {
-    const int64_t own = sequence * rows + row;
+  void limit(float* scores, int64_t row, int64_t at, int64_t count) const {
     if (softcap > 0)
       for (int64_t i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] / softcap) * softcap;
-    hide(scores, count, sinks - at, begin[own] - at);
-    hide(scores, count, end[own] - at, count);
-    if (tree) tree->prune(scores, at, count, sequence, row, rows);
+    hide(scores, count, sinks - at, begin[row] - at);
+    hide(scores, count, end[row] - at, count);
+    if (tree) tree->prune(scores, at, count, row / rows, row);
   }
 };
 
@@ -292,15 +305,15 @@ void join(const Row* found, const float* sums, int64_t parts, int64_t apart, con
   const int64_t wide = to.size();
   float peak = sink ? *sink : LEAST;
   for (int64_t part = 0; part < parts; ++part) peak = std::max(peak, found[part * apart].peak);
+  const auto scale = [&](const Row& one) { return one.mass != 0 ? std::exp(one.peak - peak) : 0; };  // NaN is kept
   float mass = sink ? std::exp(*sink - peak) : 0;
+  for (int64_t part = 0; part < parts; ++part) mass += found[part * apart].mass * scale(found[part * apart]);
   std::fill(to.begin(), to.end(), 0.0f);
-  for (int64_t part = 0; part < parts; ++part) {
-    const Row& one = found[part * apart];
-    const float scale = one.mass != 0 ? std::exp(one.peak - peak) : 0;  // NaN is kept
-    mass += one.mass * scale;
-    for (int64_t i = 0; i < wide; ++i) to[i] += sums[part * apart * wide + i] * scale;
+  for (int64_t part = 0; part < parts && mass != 0; ++part) {
+    const Vec share(scale(found[part * apart]) / mass);
+    for (int64_t i = 0; i < wide; i += WIDE)
+      at::vec::fmadd(Vec::loadu(sums + part * apart * wide + i), share, Vec::loadu(to.data() + i)).store(to.data() + i);
   }
-  for (float& number : to) number = mass != 0 ? number / mass : 0;
 }
 
 // Sequences that follow each other in one slot, with `LONGEST` rows at most.
@@ -329,6 +342,7 @@ void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor
   std::vector<Row> found(blocks * parts * most);
   std::vector<float> sums(blocks * parts * most * wide);
   at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
+    Scratch scratch(most, padded(call.depth), wide);
     for (int64_t task = from; task < to; ++task) {
       const Neighbours& some = all[task / (groups * parts)];
       const int64_t group = task / parts % groups, part = task % parts;
@@ -337,7 +351,7 @@ void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor
       const int64_t length = there ? std::min(longest, *std::max_element(end, end + some.count * call.rows)) : 0;
       const int64_t share = (length + parts - 1) / parts;
       call.run<Stored>(
-          some, group, part * share, std::min(length, (part + 1) * share), found.data() + task * most,
+          some, group, part * share, std::min(length, (part + 1) * share), scratch, found.data() + task * most,
           sums.data() + task * most * wide);
     }
   });
@@ -352,7 +366,7 @@ void attend(const Call& call, const std::optional<at::Tensor>& sinks, at::Tensor
         const float* sink = sinks ? sinks->const_data_ptr<float>() + head : nullptr;
         join(found.data() + first + each, sums.data() + (first + each) * wide, parts, most, sink, sum);
         auto* own = to + (row * groups * call.heads + head) * call.width;
-        for (int64_t i = 0; i < call.width; ++i) own[i] = static_cast<Stored>(sum[i]);
+        narrow(sum.data(), call.width, own);
       }
     }
   });
