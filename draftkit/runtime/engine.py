@@ -445,7 +445,7 @@ class Engine:
     def _first_tokens(self, requests: Sequence[Request], logits: Tensor) -> Tensor:
         """The tokens int64 [n] after prompts, from `logits` [n, V]; drawn with the target's own noise."""
         if not any(request.sampling.temperature for request in requests):
-            return logits.argmax(-1)
+            return logits.max(-1).indices  # `argmax` is slow in bfloat16
         parameters = SamplingTensors.of([request.sampling for request in requests], logits.device)
         at = torch.tensor([len(request.prompt) for request in requests], device=logits.device)
         return draw_token(logits, parameters, at, at, coupled=True)

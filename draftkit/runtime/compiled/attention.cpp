@@ -21,11 +21,11 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t WIDE = Vec::size();
-constexpr int64_t TILE = 32;       // entries
+constexpr int64_t TILE = 64;       // entries
 constexpr int64_t SHORTEST = 256;  // entries of a part
 constexpr int64_t LONGEST = 32;    // rows of sequences that are taken together
 constexpr int64_t TURNED = 16;     // rows from which on it pays to have a tile's keys side by side
-constexpr int TOGETHER = WIDE >= 16 ? 4 : 2;  // rows for which a key or value is read into registers once
+constexpr int TOGETHER = WIDE >= 16 ? 6 : 2;  // rows for which a key or value is read into registers once
 constexpr float LEAST = std::numeric_limits<float>::lowest();
 
 int64_t padded(int64_t width) { return (width + WIDE - 1) / WIDE * WIDE; }
@@ -237,6 +237,8 @@ struct Call {
       for (int64_t i = 0; i < left; i += TOGETHER) {
         const Seeing* each = scratch.seeing.data() + i;
         switch (std::min<int64_t>(TOGETHER, left - i)) {
+          case 6: take<6>(scratch, each, at, count, found, sums); break;
+          case 5: take<5>(scratch, each, at, count, found, sums); break;
           case 4: take<4>(scratch, each, at, count, found, sums); break;
           case 3: take<3>(scratch, each, at, count, found, sums); break;
           case 2: take<2>(scratch, each, at, count, found, sums); break;
