@@ -207,10 +207,8 @@ def train_draft(
             stream = stack.enter_context(
                 open_stream(config, config.stream, ready.opened, recipe.aux_layers, ready.samples)
             )
-        if (
-            ready.arguments.process_index == 0
-        ):  # the process that writes; digests are taken now, as files may be replaced while it trains
-            ready.inputs()
+        if ready.arguments.process_index == 0:  # the process that writes
+            ready.inputs()  # digests are taken now, as files may be replaced while it trains
         newest = newest_checkpoint(Path(config.out))
         if newest is not None:
             _load_checkpoint(newest, recipe=recipe)

@@ -48,7 +48,9 @@ def main() -> None:
     job = json.load(sys.stdin)
     torch.set_num_threads(job["threads"])
     steps = Steps()
-    train_draft(read_config(None, job["changed"], job["settings"]), callbacks=(steps,))
+    trained = train_draft(read_config(None, job["changed"], job["settings"]), callbacks=(steps,))
+    if trained.draft is None:
+        sys.exit("stopped before its end")
     Path(job["result"]).write_text(json.dumps({"steps": steps.found, "peak_bytes": peak_bytes()}))
 
 

@@ -9,9 +9,10 @@ The target answers training questions greedily (`draftkit data regenerate`). Bot
 same states of the target from files, architecture, loss, optimiser, schedule, number of optimiser steps and of blocks
 in a row, in float32 with the same number of threads, one after the other, each in a process of its own. speculators
 packs the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read
-every sample as often. Tokens are those of samples, not padding. Times are those of steps, from fetching a row to the
-optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which a CPU
-has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
+every sample as often, and takes fewer steps where the longest sample needs a longer row. Tokens are those of samples,
+not padding. Times are those of steps, from fetching a row to the optimiser; the median counts. The peak of memory is
+that of the whole process, libraries included: Triton, which a CPU has no use for, takes 70 MB where it is installed.
+Everything is kept in DIR, and what is there is not made again.
 
 EAGLE-3: each begins with its own random weights. speculators keeps the draft's head frozen; so does draftkit in the run
 that is compared, and trains it, its default, in another. DFlash and DSpark: both begin with the weights that
@@ -336,7 +337,8 @@ class Comparison:
         out = self.folder / folder_name("-".join([name, *changed]))
         result = self.folder / f"{out.name}.json"
         if not result.exists():
-            row_size = self._row_size(steps // self.options.epochs)
+            row_size, rows = self._rows(steps // self.options.epochs)
+            steps = min(steps, rows * self.options.epochs)
             settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.scale})
             if self.options.defaults:
                 settings["optimization"] = {"max_steps": steps}
@@ -379,10 +381,15 @@ class Comparison:
         }
         run_worker(self.options.speculators_python, "scripts.bench._speculators_train", job, result)
 
-    def _row_size(self, rows: int) -> int:
-        """The most tokens a row with which the samples fill as many rows."""
+    def _rows(self, rows: int) -> tuple[int, int]:
+        """The most tokens a row with which the samples fill as many rows, and how many they fill: fewer where the
+        longest sample needs a longer row."""
         lengths = [len(self.bench.samples[number]) for number in self.bench.training]
-        return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
+        for size in range(self.options.tokens_per_row, max(lengths) - 1, -1):
+            found = len(pack(lengths, size))
+            if found >= rows:
+                break
+        return size, found
 
     def acceptance(self, draft: Path) -> Acceptance:
         """Acceptance lengths on each prompt set at each temperature."""
