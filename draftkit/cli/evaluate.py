@@ -425,7 +425,7 @@ def plan(
     quiet_transformers()
     from draftkit.evaluate.planning import plan_evaluation
     from draftkit.evaluate.round_cost import plan_rounds
-    from draftkit.report.terminal.tables import memory_table, rounds_table
+    from draftkit.report.terminal.tables import memory_table, plan_answer, rounds_table
 
     memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
     rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)
@@ -435,5 +435,6 @@ def plan(
         print_json({"schema": 1, "memory": as_memory, "rounds": as_rounds})
         return
     for source in asked.drafts:
+        console().print(plan_answer(source, memory[source], rounds[source]))
         console().print(memory_table(source, memory[source], max(asked.sweep.k)))
         console().print(rounds_table(source, rounds[source]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 from draftkit.evaluate.round_cost import H100, Device, Forward, PlannedRound, RoundCost, plan_time
 from draftkit.hub.locate import locate
 from draftkit.loading import open_draft, open_target
+from draftkit.report.terminal.tables import plan_answer
 from draftkit.runtime.drafters import family_of
+from draftkit.runtime.memory_plan import GIB, MemoryPlan
 from draftkit.targets.cost import read_cost
 from scripts.bench import roofline
 
@@ -107,3 +110,25 @@ def test_plan_time(draftkit: Command) -> None:
     h100 = [one for one in found["zoo:eagle3"] if one["device"] == "H100"]
     assert [(one["batch"], one["num_speculative_tokens"]) for one in h100] == [(1, 2), (1, 4), (8, 2), (8, 4)]
     assert all(one["ms"] > one["plain_ms"] > 0 and one["pays_from"] > 1 for one in h100)
+
+
+@pytest.mark.slow
+def test_the_answer_of_a_plan_comes_first(draftkit: Command) -> None:
+    pair = "--target", "zoo:target", "--draft", "zoo:eagle3"
+    shown = draftkit("plan", *pair, "--limit", 2, "--k", "1-4", "--concurrency", "1,8")
+    answer, tables = shown.out.split(".\n", 1)
+    told = " ".join(answer.split())
+    assert re.search(r"zoo:eagle3: \d+ sequences together take [\d.]+ GiB, [\d.]+ are free", told)
+    assert told.count("at batch") == 2
+    assert tables.count("H100") == 2  # a row for each batch, whatever the Ks
+
+
+def test_where_a_draft_pays() -> None:
+    def planned(batch: int, k: int, ms: float, device: str = "this") -> PlannedRound:
+        return PlannedRound(device, batch, 100, k, bytes_read=0, kernels=0, ms=ms, plain_ms=1)
+
+    rounds = [planned(1, 1, 1.3), planned(1, 4, 1.2), planned(8, 1, 2.1), planned(8, 2, 3), planned(8, 1, 1, "that")]
+    room = MemoryPlan({"weights": 3 * GIB}, {}, num_slots=1, capacity=1, available=2 * GIB)
+    answer = plan_answer("a draft", room, rounds)
+    assert "one sequence would need 3.00 GiB, 2.00 are free" in answer
+    assert answer.endswith("1.20 with K = 4 at batch 1, context 100; none at batch 8, context 100.")

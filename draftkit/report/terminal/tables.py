@@ -382,20 +382,59 @@ def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
     return table
 
 
+def plan_answer(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) -> str:
+    """Whether a run fits, and from which acceptance length on the draft makes decoding faster here."""
+    sequences = "one sequence" if plan.num_slots == 1 else f"{plan.num_slots} sequences together"
+    fits = f"{sequences} {'would need' if plan.total > plan.available else 'take'} {plan.total / GIB:.2f} GiB"
+    here = [one for one in rounds if one.device == rounds[0].device]
+    pays = "; ".join(_pays(batch, context, same) for (_, batch, context), same in _by_setting(here))
+    return (
+        f"{draft}: {fits}, {plan.available / GIB:.2f} are free. "
+        f"By arithmetic it pays on this {here[0].device} above these acceptance lengths: {pays}."
+    )
+
+
+def _pays(batch: int, context: int, same: Sequence[PlannedRound]) -> str:
+    """From where on the draft pays at a setting. A round gives its drafts and one token more at most."""
+    possible = [one for one in same if one.pays_from < one.num_speculative_tokens + 1]
+    least = min(possible, key=lambda one: one.pays_from, default=None)
+    found = "none" if least is None else f"{least.pays_from:.2f} with K = {least.num_speculative_tokens}"
+    return f"{found} at batch {batch}, context {context}"
+
+
 def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
-    """A table of what rounds take by arithmetic."""
-    columns = ("device", "batch", "context", "K", "GB read", "kernels", "ms", "plain, ms", "pays from")
-    table = named_table(*columns, title=f"{draft}: rounds by arithmetic")
+    """A table of what rounds take by arithmetic: with one K whole, with several from where on each pays."""
+    ks = sorted({one.num_speculative_tokens for one in rounds})
+    sizes = ("device", "batch", "context")
+    if len(ks) == 1:
+        table = named_table(
+            *sizes, "K", "GB read", "kernels", "ms", "plain, ms", "pays from", title=f"{draft}: rounds by arithmetic"
+        )
+        for one in rounds:
+            table.add_row(
+                one.device, str(one.batch), str(one.context), str(ks[0]), f"{one.bytes_read / 1e9:.3g}",
+                f"{one.kernels:,}", f"{one.ms:.3g}", f"{one.plain_ms:.3g}", f"{one.pays_from:.2f}",
+            )  # fmt: skip
+        table.caption = "pays from: the acceptance length above which decoding is faster with the draft"
+    else:
+        title = f"{draft}: the acceptance length above which it pays, by arithmetic"
+        table = named_table(*sizes, "plain, ms", *(f"K = {k}" for k in ks), title=title)
+        for (device, batch, context), same in _by_setting(rounds):
+            found = {one.num_speculative_tokens: f"{one.pays_from:.2f}" for one in same}
+            told = (device, str(batch), str(context), f"{same[0].plain_ms:.3g}")
+            table.add_row(*told, *(found[k] for k in ks))
+        table.caption = "plain: a round without the draft; --json has the time, bytes and kernels of each"
     for column in table.columns[1:]:
         column.justify = "right"
-    for one in rounds:
-        sizes = (one.batch, one.context, one.num_speculative_tokens)
-        table.add_row(
-            one.device, *map(str, sizes), f"{one.bytes_read / 1e9:.3g}", f"{one.kernels:,}", f"{one.ms:.3g}",
-            f"{one.plain_ms:.3g}", f"{one.pays_from:.2f}",
-        )  # fmt: skip
-    table.caption = "pays from: the acceptance length above which decoding is faster with the draft"
     return table
+
+
+def _by_setting(rounds: Sequence[PlannedRound]) -> list[tuple[tuple[str, int, int], list[PlannedRound]]]:
+    """Rounds that differ by K alone, together."""
+    found: dict[tuple[str, int, int], list[PlannedRound]] = {}
+    for one in rounds:
+        found.setdefault((one.device, one.batch, one.context), []).append(one)
+    return list(found.items())
 
 
 def _kilobytes(target: int, draft: int, parts: int) -> str:
