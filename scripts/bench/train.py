@@ -399,7 +399,8 @@ class Comparison:
             name = Path(dataset).stem
             if not any(key.startswith(f"{name},") for key in found):
                 asked = ("--dataset", dataset, "--k", self.kind.k, "--temperature", self.options.temperature)
-                printed = self.bench.evaluated("--draft", draft, *asked, "--concurrency", 8, "--json")
+                together = ("--concurrency", 8, "--set", "repeats=0")  # no speeds
+                printed = self.bench.evaluated("--draft", draft, *asked, *together, "--json")
                 cells = json.loads(printed)["cells"]
                 found |= {f"{name}, T={cell['temperature']:g}": cell["acceptance_length"] for cell in cells}
                 result.write_text(json.dumps(found))
