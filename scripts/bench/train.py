@@ -385,7 +385,8 @@ class Comparison:
         """The most tokens a row with which the samples fill as many rows, and how many they fill: fewer where the
         longest sample needs a longer row."""
         lengths = [len(self.bench.samples[number]) for number in self.bench.training]
-        for size in range(self.options.tokens_per_row, max(lengths) - 1, -1):
+        longest = max(lengths)
+        for size in range(max(self.options.tokens_per_row, longest), longest - 1, -1):
             found = len(pack(lengths, size))
             if found >= rows:
                 break
