@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -14,6 +14,8 @@ from draftkit.io.settings import assignments, in_tokens, read_value, setting, se
 from draftkit.io.yaml_text import read_yaml_file, write_yaml
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import (
+    NEW_DRAFT_LR,
+    TRAINED_DRAFT_LR,
     LoraSettings,
     OnPolicy,
     Optimization,
@@ -100,13 +102,25 @@ class TrainConfig:
             kind, _merged(to_dict(kind()), self.options), f"recipe {self.recipe}", "the configuration", "options"
         )
 
+    @property
+    def learning_rate(self) -> float:
+        """The highest one."""
+        if self.optimization.lr is not None:
+            return self.optimization.lr
+        return TRAINED_DRAFT_LR if self.draft or recipe_class(self.recipe).starts_from else NEW_DRAFT_LR
+
     def by_name(self) -> dict[str, object]:
         """The settings by their names in `--set`, nothing left out."""
-        return dict(_flat(to_dict(self) | {"options": to_dict(self.recipe_options())}))
+        return dict(_flat(self._settled()))
 
     def to_yaml(self) -> str:
         """The run as a file that `read_config` reads, nothing left out."""
-        return write_yaml(to_dict(self) | {"options": to_dict(self.recipe_options())})
+        return write_yaml(self._settled())
+
+    def _settled(self) -> dict[str, object]:
+        """All settings, with the defaults that depend on others."""
+        settled = replace(self, optimization=replace(self.optimization, lr=self.learning_rate))
+        return to_dict(settled) | {"options": to_dict(self.recipe_options())}
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -30,6 +30,10 @@ Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
 POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedule ends with
+# The learning rate of new drafts is what DeepSpec and SpecForge train block drafters with, DeepSpec EAGLE-3 too; that
+# of drafts that have learned, what SpecForge trains EAGLE-3 with. SmolLM2's EAGLE-3 accepts most from 5e-4 to 4e-3
+# (benchmarks/smollm2.md).
+NEW_DRAFT_LR, TRAINED_DRAFT_LR = 6e-4, 1e-4
 
 
 def window_setting() -> Any:
@@ -60,7 +64,11 @@ class LoraSettings:
 class Optimization:
     """Optimizer and schedule, in the terms of transformers' `TrainingArguments`."""
 
-    lr: Positive = setting("The highest learning rate.", 1e-4)
+    lr: Positive | None = setting(
+        f"The highest learning rate; default: {NEW_DRAFT_LR:g} for a new draft, {TRAINED_DRAFT_LR:g} for one that has "
+        "learned.",
+        None,
+    )
     schedule: Schedule = setting("How the learning rate changes, as transformers names it.", "cosine")
     warmup: Weight = setting("The steps in which the learning rate rises, or below 1 the share of all steps.", 0.02)
     weight_decay: Weight = setting("The weight decay of AdamW.", 0.0)
@@ -77,7 +85,7 @@ class Optimization:
     recompute: bool = setting("Whether activations are computed again in the backward pass instead of kept.", False)
 
     def __post_init__(self) -> None:
-        if self.schedule == "polynomial" and self.lr <= POLYNOMIAL_END:
+        if self.schedule == "polynomial" and self.lr is not None and self.lr <= POLYNOMIAL_END:
             raise DraftkitError(
                 f"optimization.lr {self.lr}", expected=f"above {POLYNOMIAL_END}, where the polynomial schedule ends"
             )

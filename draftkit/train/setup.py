@@ -269,7 +269,7 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
         output_dir=config.out,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=settings.accumulation,
-        learning_rate=settings.lr,
+        learning_rate=config.learning_rate,
         lr_scheduler_type=settings.schedule,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,

@@ -97,9 +97,13 @@ class DraftTuner:
         self.tokens_per_row = tokens_per_row
         self.settings = optimization or Optimization()
         with ExitStack() as stack:
-            opened = (draft if isinstance(draft, OpenedDraft) else OpenedDraft(str(draft), named, stack)).draft
+            source = draft if isinstance(draft, OpenedDraft) else OpenedDraft(str(draft), named, stack)
+            opened = source.draft
             name = recipe or recipe_of(opened.spec.method)
-            config = TrainConfig(recipe=name, target=self.target_name, data="", out="", options=dict(options or {}))
+            config = TrainConfig(
+                recipe=name, target=self.target_name, draft=source.name, data="", out="",
+                optimization=self.settings, options=dict(options or {}),
+            )  # fmt: skip
             started = recipe_class(name).start(Origin(target, opened), config.recipe_options())
             self.recipe: Recipe = started.to(target.device)
             self._files = opened.files
@@ -109,7 +113,7 @@ class DraftTuner:
         self._parameters = [p for p in self.recipe.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
-            lr=self.settings.lr,
+            lr=config.learning_rate,
             betas=(self.settings.beta1, self.settings.beta2),
             weight_decay=self.settings.weight_decay,
         )

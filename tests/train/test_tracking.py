@@ -43,7 +43,7 @@ def test_trackers_are_told_draftkits_settings(tmp_path: Path) -> None:
     )  # fmt: skip
     told = training_arguments(config, open_target(config.target), "cpu").to_dict()
     assert (told["recipe"], told["options.steps"], told["target"]) == ("eagle3", 3, "zoo:target")
-    assert told["optimization.lr"] == config.optimization.lr
+    assert told["optimization.lr"] == config.learning_rate
     assert len(str(told["data_sha256"])) == len(str(told["target_sha256"])) == 64
     assert "per_device_train_batch_size" not in told
     unheard = dataclasses.replace(config, report_to=())

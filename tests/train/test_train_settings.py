@@ -86,6 +86,19 @@ def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:
     assert (refused.code, "as --draft" in refused.err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "draft", "expected"),
+    [("eagle3", "", 6e-4), ("dflash", "", 6e-4), ("eagle3", "draft", 1e-4), ("pard", "small", 1e-4), ("mtp", "", 1e-4)],
+)
+def test_what_has_learned_is_trained_more_slowly(recipe: str, draft: str, expected: float) -> None:
+    """A target's own MTP head, too. What was asked for holds for all, and the file of a run says it."""
+    flags = FLAGS | {"recipe": recipe, "draft": draft}
+    config = read_config(None, [], flags)
+    assert config.learning_rate == config.by_name()["optimization.lr"] == expected
+    assert yaml.safe_load(config.to_yaml())["optimization"]["lr"] == expected
+    assert read_config(None, ["optimization.lr=2e-3"], flags).learning_rate == 2e-3
+
+
 def test_a_draft_model_is_smaller_than_its_target() -> None:
     for hidden, heads, layers in ((64, 4, 2), (256, 4, 4), (288, 3, 5), (4096, 32, 32)):
         with torch.device("meta"):
