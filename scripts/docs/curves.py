@@ -1,6 +1,6 @@
 """How drafts of SmolLM2 learn: acceptance length by tokens and by processor time, kept, drawn, and as a table.
 
-    python -m scripts.docs.curves [RUN …]
+    python -m scripts.docs.curves [RUN … [--on-gpu]]
 
 takes the validations of training runs, which `scripts/smollm2.py train` makes in its cache's `drafts`, into
 `benchmarks/smollm2-curves.jsonl`, in the place of those of runs of the same name. Then it draws all runs that are kept
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ def keep(curves: Iterable[TrainingCurve], file: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def without_processor_time(curve: TrainingCurve) -> TrainingCurve:
+    return replace(curve, steps=tuple(replace(step, processor_seconds=None) for step in curve.steps))
+
+
 def table(curves: Iterable[TrainingCurve]) -> Iterator[str]:
     """The lines of a table in Markdown: a run in each row, tokens in the columns."""
     runs = {curve.run.name: {round(step.tokens or 0, -4): step for step in curve.steps} for curve in curves}
@@ -56,13 +60,17 @@ def table(curves: Iterable[TrainingCurve]) -> Iterator[str]:
     for run, steps in runs.items():
         seconds = max(step.processor_seconds or 0 for step in steps.values())
         cells = [length(steps[tokens].length, 3) if tokens in steps else "" for tokens in columns]
-        yield f"| {run} | {seconds:,.0f} s | " + " | ".join(cells) + " |"
+        yield f"| {run} | {f'{seconds:,.0f} s' if seconds else ''} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
-    new = {run.name: read_curve(run.resolve()) for run in parser.parse_args().runs}
+    parser.add_argument("--on-gpu", action="store_true", help="they were")
+    options = parser.parse_args()
+    new = {run.name: read_curve(run.resolve()) for run in options.runs}
+    if options.on_gpu:
+        new = {name: without_processor_time(curve) for name, curve in new.items()}
     curves = list(({curve.run.name: curve for curve in kept(KEPT)} | new).values())
     if not curves:
         raise SystemExit(f"{KEPT} has no runs yet: name some")
