@@ -64,9 +64,10 @@ class Tried:
 
     @property
     def elsewhere(self) -> str:
-        """What the change gained at the contexts that the other figures are not of."""
+        """What the change gained at the contexts that the other figures are not of; of looks, the mean alone."""
         others = [at for at in self.by_context if at.gain != self.gain]
-        return ", ".join(f"{at.name} {length(at.gain, signed=True)}" for at in others)
+        gains = [length(at.gain, signed=True) if at.confirmed else f"{at.gain.mean:+.2f}" for at in others]
+        return ", ".join(f"{at.name} {gain}" for at, gain in zip(others, gains, strict=True))
 
 
 @dataclass(frozen=True)

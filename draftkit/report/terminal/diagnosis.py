@@ -125,8 +125,8 @@ def _changes_by_context(diagnosis: Mapping[str, Any]) -> Table:
         for at in tried["by_context"]:
             outcome = "helps" if at["helps"] else "" if at["confirmed"] else "a look"
             # Among so many comparisons the interval of a look at a few prompts is wider than any acceptance length.
-            gain = at["gain"] if at["confirmed"] else at["gain"] | {"low": None, "high": None}
-            table.add_row(name, _of_context(at), _signed(gain), outcome)
+            gain = _signed(at["gain"]) if at["confirmed"] else f"{at['gain']['mean']:+.2f}"
+            table.add_row(name, _of_context(at), gain, outcome)
             name = ""
     table.caption = (
         "acceptance length against the draft as it is, on the same prompts behind other text; a look: the mean on a "
