@@ -44,7 +44,7 @@ class Eagle3Options:
         "Whether layer 0's residual is the normed hidden state instead of the raw one.", False
     )
     feature_norm: Literal["none", "joint", "per_layer"] = setting(
-        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
+        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "joint"
     )
     norm_output: bool = setting("Whether the next step gets the layer output after the final norm (EAGLE-3.1).", False)
     sliding_window: Size | None = window_setting()
