@@ -21,7 +21,7 @@ from draftkit.doctor.trial import Trial
 from draftkit.errors import command
 from draftkit.requests import DraftSampling
 from draftkit.results.cell import Interval
-from draftkit.results.metrics import length
+from draftkit.results.metrics import gained
 from draftkit.results.statistics import Sums, expected_sums, gain, mean_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -64,10 +64,9 @@ class Tried:
 
     @property
     def elsewhere(self) -> str:
-        """What the change gained at the contexts that the other figures are not of; of looks, the mean alone."""
+        """What the change gained at the contexts that the other figures are not of."""
         others = [at for at in self.by_context if at.gain != self.gain]
-        gains = [length(at.gain, signed=True) if at.confirmed else f"{at.gain.mean:+.2f}" for at in others]
-        return ", ".join(f"{at.name} {gain}" for at, gain in zip(others, gains, strict=True))
+        return ", ".join(f"{at.name} {gained(at.gain, look=not at.confirmed)}" for at in others)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,12 @@ def length(interval: Interval | None, digits: int = 2, *, signed: bool = False, 
     return text + (f" ({interval.prompts})" if count and interval.prompts is not None else "")
 
 
+def gained(interval: Interval, *, look: bool) -> str:
+    """What a change gained; of a look at a few prompts for many changes the mean alone, as its interval may be wider
+    than any acceptance length."""
+    return f"{interval.mean:+.2f}" if look else length(interval, signed=True)
+
+
 def difference(interval: Interval | None) -> str:
     """A difference of lengths, with its sign and its interval."""
     return length(interval, signed=True)

@@ -104,7 +104,7 @@ class TrainConfig:
 
     @property
     def learning_rate(self) -> float:
-        """The highest one."""
+        """The highest learning rate: the one asked for, or that of a new draft or of one that has learned."""
         if self.optimization.lr is not None:
             return self.optimization.lr
         return TRAINED_DRAFT_LR if self.draft or recipe_class(self.recipe).starts_from else NEW_DRAFT_LR

@@ -66,7 +66,7 @@ def table(curves: Iterable[TrainingCurve]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
-    parser.add_argument("--on-gpu", action="store_true", help="they were")
+    parser.add_argument("--on-gpu", action="store_true", help="the runs were on a GPU")
     options = parser.parse_args()
     new = {run.name: read_curve(run.resolve()) for run in options.runs}
     if options.on_gpu:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from draftkit.report.terminal.screen import columns, labelled, named_table, severity
 from draftkit.results.cell import Interval
-from draftkit.results.metrics import length
+from draftkit.results.metrics import gained, length
 
 SHOWN = 6  # tensors of which the same is to be said
 FEWEST = 8  # prompts, of which six confirm a change: fewer gain alike by chance too often (`doctor/measure.py`)
@@ -124,8 +124,7 @@ def _changes_by_context(diagnosis: Mapping[str, Any]) -> Table:
         name = tried["change"]
         for at in tried["by_context"]:
             outcome = "helps" if at["helps"] else "" if at["confirmed"] else "a look"
-            # Among so many comparisons the interval of a look at a few prompts is wider than any acceptance length.
-            gain = _signed(at["gain"]) if at["confirmed"] else f"{at['gain']['mean']:+.2f}"
+            gain = gained(Interval(**at["gain"]), look=not at["confirmed"])
             table.add_row(name, _of_context(at), gain, outcome)
             name = ""
     table.caption = (
