@@ -98,7 +98,7 @@ class Recipe:
 BLOCK = (f"options.layers=[{LAYERS}]", "options.block_size=5")
 DRAFTS = {
     "draft-model": Recipe(("optimization.lr=1e-3",), "cut"),
-    "eagle3": Recipe(("options.steps=5",), reduced=True),
+    "eagle3": Recipe(("options.steps=3", "optimization.lr=3e-3"), reduced=True),
     "dspark": Recipe(BLOCK, reduced=True),
     "p-eagle": Recipe(("options.steps=5", "options.num_layers=2"), "eagle3"),
     "pard": Recipe(("optimization.lr=1e-3", "options.steps=4", "options.train_prompt=false"), "draft-model"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -156,7 +157,7 @@ def rows_of_process(checkpoint: Path | None, config: TrainConfig, processes: int
     Raises `DraftkitError` where these cannot be shared equally.
     """
     asked = config.optimization.accumulation
-    before = None if checkpoint is None else read_config(checkpoint / CONFIG_FILE, [], {})
+    before = None if checkpoint is None else _config_before(checkpoint)
     rows = None if before is None else _inputs_before(checkpoint, before).get(ROWS_PER_STEP)
     if before is None or not isinstance(rows, int) or rows == asked * processes:
         return asked
@@ -170,6 +171,14 @@ def rows_of_process(checkpoint: Path | None, config: TrainConfig, processes: int
             hint="go on with such a number, or train in another folder",
         )
     return rows // processes
+
+
+def _config_before(checkpoint: Path) -> TrainConfig:
+    """The configuration of a checkpoint, which leaves nothing out; earlier releases had no optimizer but AdamW."""
+    config = read_config(checkpoint / CONFIG_FILE, [], {})
+    if config.optimization.optimizer == "auto":
+        return replace(config, optimization=replace(config.optimization, optimizer="adamw"))
+    return config
 
 
 def _inputs_before(checkpoint: Path | None, config: TrainConfig) -> Mapping[str, object]:
@@ -188,7 +197,7 @@ def check_same_run(checkpoint: Path, config: TrainConfig, inputs: Mapping[str, o
 
     Returns the settings that have changed and may.
     """
-    before = read_config(checkpoint / CONFIG_FILE, [], {})
+    before = _config_before(checkpoint)
     found = _inputs_before(checkpoint, before)
     if not found:
         _log.warning("%s does not say which weights and data it is of: its settings alone are compared", checkpoint)

@@ -14,7 +14,9 @@ from draftkit.io.settings import assignments, in_tokens, read_value, setting, se
 from draftkit.io.yaml_text import read_yaml_file, write_yaml
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import (
+    MUON_DECAY,
     NEW_DRAFT_LR,
+    NEW_DRAFT_LR_BY_MUON,
     TRAINED_DRAFT_LR,
     LoraSettings,
     OnPolicy,
@@ -107,7 +109,29 @@ class TrainConfig:
         """The highest learning rate: the one asked for, or that of a new draft or of one that has learned."""
         if self.optimization.lr is not None:
             return self.optimization.lr
-        return TRAINED_DRAFT_LR if self.draft or recipe_class(self.recipe).starts_from else NEW_DRAFT_LR
+        if self.has_learned:
+            return TRAINED_DRAFT_LR
+        return NEW_DRAFT_LR_BY_MUON if self.optimizer == "muon" else NEW_DRAFT_LR
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the run begins with a draft that has learned."""
+        return bool(self.draft or recipe_class(self.recipe).starts_from)
+
+    @property
+    def optimizer(self) -> Literal["adamw", "muon"]:
+        """The one asked for, or the recipe's for a new draft, AdamW for one that has learned."""
+        asked = self.optimization.optimizer
+        if asked == "auto":
+            return "adamw" if self.has_learned else recipe_class(self.recipe).optimizer
+        return asked
+
+    @property
+    def weight_decay(self) -> float:
+        """The one asked for, or that of the optimizer."""
+        if self.optimization.weight_decay is not None:
+            return self.optimization.weight_decay
+        return MUON_DECAY if self.optimizer == "muon" else 0.0
 
     def by_name(self) -> dict[str, object]:
         """The settings by their names in `--set`, nothing left out."""
@@ -119,7 +143,10 @@ class TrainConfig:
 
     def _settled(self) -> dict[str, object]:
         """All settings, with the defaults that depend on others."""
-        settled = replace(self, optimization=replace(self.optimization, lr=self.learning_rate))
+        optimization = replace(
+            self.optimization, lr=self.learning_rate, optimizer=self.optimizer, weight_decay=self.weight_decay
+        )
+        settled = replace(self, optimization=optimization)
         return to_dict(settled) | {"options": to_dict(self.recipe_options())}
 
 

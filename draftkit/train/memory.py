@@ -21,7 +21,8 @@ class DeviceMemory:
     """Bytes of one of `ranks` devices that share a draft; on a single one nothing is sharded.
 
     `target`: its weights, as far as the run has them. `draft`: weights, those that are whole during a step, and the
-    device's share. `gradients` likewise. `optimizer`: AdamW's two means. `states`: what the target gives for a row.
+    device's share. `gradients` likewise. `optimizer`: what it keeps of each weight.
+    `states`: what the target gives for a row.
     `logits`: those of draft and target that are held at a time. `activations`: what a step keeps for its backward pass;
     `target_activations`: those of the target's widest layer, for a moment, where it runs here.
     """
@@ -47,6 +48,7 @@ def memory_of_devices(
     target: PreTrainedModel,
     *,
     layers: Sequence[nn.Module] = (),
+    kept: int,
     ranks: int,
     vocabulary: int,
     captured: int,
@@ -57,10 +59,10 @@ def memory_of_devices(
 ) -> tuple[DeviceMemory, ...]:
     """What each of 1, 8 and `ranks` devices needs for `draft`, whose frozen parameters may be the target's.
 
-    `target`: as the run has it, with or without memory, and `runs_target` whether it runs there. `vocabulary`: tokens
-    that the draft proposes among. `captured`: states of a token. `tokens`: of a row, each of which is drafted from
-    `depth` times at most. `layers`: those of the draft that are gathered one by one where it is sharded, each while the
-    one before it is still there.
+    `kept`: the numbers that its optimizer keeps. `target`: as the run has it, with or without memory, and `runs_target`
+    whether it runs there. `vocabulary`: tokens that the draft proposes among. `captured`: states of a token. `tokens`:
+    of a row, each of which is drafted from `depth` times at most. `layers`: those of the draft that are gathered one by
+    one where it is sharded, each while the one before it is still there.
     """
     text = target.config.get_text_config()
     trained = _trained(draft)
@@ -77,7 +79,7 @@ def memory_of_devices(
             target=_bytes([*target.parameters()]),
             draft=frozen + (trained if number == 1 else together + trained // number),
             gradients=trained if number == 1 else together + trained // number,
-            optimizer=2 * trained // number,
+            optimizer=FLOAT * kept // number,
             states=captured * width * tokens,
             logits=logits,
             activations=activations,

@@ -55,6 +55,7 @@ from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.memory import DeviceMemory, memory_of_devices
 from draftkit.train.on_policy import RejectionStage
+from draftkit.train.optimizers import kept_numbers
 from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
@@ -138,6 +139,7 @@ def _memory(config: TrainConfig, ready: ReadyRun, target: PreTrainedModel) -> tu
         recipe.draft,
         target,
         layers=recipe.layers_run_once,
+        kept=kept_numbers(recipe.draft.parameters(), config, recipe.spec),
         ranks=ready.arguments.world_size,
         vocabulary=config.draft_vocab_size or text.vocab_size,
         captured=1 + (0 if layers is None else len(layers.states)),
@@ -226,6 +228,7 @@ def train_draft(
             k=config.validation.k,
             mode=config.validation.mode,
             decode=_decoding(config, ready, save),
+            muon=config.optimizer == "muon",
             stage=_stage(config, ready.target),
             callbacks=(*callbacks, *_watching(config)),
         )

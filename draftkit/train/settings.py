@@ -33,7 +33,8 @@ POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedul
 # The learning rate of new drafts is what DeepSpec and SpecForge train block drafters with, DeepSpec EAGLE-3 too; that
 # of drafts that have learned, what SpecForge trains EAGLE-3 with. SmolLM2's EAGLE-3 accepts most from 5e-4 to 4e-3
 # (benchmarks/smollm2.md).
-NEW_DRAFT_LR, TRAINED_DRAFT_LR = 6e-4, 1e-4
+NEW_DRAFT_LR, NEW_DRAFT_LR_BY_MUON, TRAINED_DRAFT_LR = 6e-4, 1e-3, 1e-4
+MUON_DECAY = 0.1  # without it weights grow in long runs (arXiv 2502.16982)
 
 
 def window_setting() -> Any:
@@ -65,13 +66,19 @@ class Optimization:
     """Optimizer and schedule, in the terms of transformers' `TrainingArguments`."""
 
     lr: Positive | None = setting(
-        f"The highest learning rate; default: {NEW_DRAFT_LR:g} for a new draft, {TRAINED_DRAFT_LR:g} for one that has "
-        "learned.",
+        f"The highest learning rate; default: {NEW_DRAFT_LR:g} for a new draft, {NEW_DRAFT_LR_BY_MUON:g} by Muon, "
+        f"{TRAINED_DRAFT_LR:g} for one that has learned.",
         None,
+    )
+    optimizer: Literal["auto", "adamw", "muon"] = setting(
+        "adamw, or muon for all matrices but tables of tokens; auto: muon for new drafts of EAGLE-3, adamw for others.",
+        "auto",
     )
     schedule: Schedule = setting("How the learning rate changes, as transformers names it.", "cosine")
     warmup: Weight = setting("The steps in which the learning rate rises, or below 1 the share of all steps.", 0.02)
-    weight_decay: Weight = setting("The weight decay of AdamW.", 0.0)
+    weight_decay: Weight | None = setting(
+        f"The weight decay: AdamW's of all weights, default 0, or Muon's of its matrices, default {MUON_DECAY:g}.", None
+    )
     beta1: ProperShare = setting("The decay of AdamW's mean of gradients.", 0.9)
     beta2: ProperShare = setting("The decay of AdamW's mean of squared gradients.", 0.95)
     clip: Weight = setting("The largest norm of the gradient, 0 for any.", 0.5)

@@ -272,7 +272,7 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
         learning_rate=config.learning_rate,
         lr_scheduler_type=settings.schedule,
         warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
+        weight_decay=config.weight_decay,
         adam_beta1=settings.beta1,
         adam_beta2=settings.beta2,
         max_grad_norm=settings.clip,

@@ -39,6 +39,7 @@ from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, Pace, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
+from draftkit.train.optimizers import MuonAndAdamW
 from draftkit.train.profiling import part
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.sharding import load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
@@ -57,7 +58,8 @@ class DraftTrainer(Trainer):
 
     `states_of` gives the target's states of a row, which `prefetch` announces where that helps; `save_draft` writes a
     checkpoint's folder. `k` and `mode` are those of validation; `decode` decodes
-    held-out prompts for real beside it. `stage` finds the drafts that count more.
+    held-out prompts for real beside it. `muon`: the optimizer, which is AdamW otherwise. `stage` finds the drafts that
+    count more.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class DraftTrainer(Trainer):
         k: int,
         mode: Mode,
         decode: Callable[[], Skew] | None,
+        muon: bool = False,
         stage: RejectionStage | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
@@ -83,6 +86,7 @@ class DraftTrainer(Trainer):
             eval_dataset=held_out,
             data_collator=only_row,
             callbacks=[signals := StopSignals(), AsNowSet(), *callbacks],
+            optimizer_cls_and_kwargs=_muon_and_adamw(arguments, recipe) if muon else None,
         )
         self.signals = signals
         for other in (PrinterCallback, ProgressCallback):  # both write to stdout, which is for results
@@ -283,6 +287,12 @@ class DraftTrainer(Trainer):
         )
         load_whole_optimizer(self.optimizer, state)
         self.lr_scheduler.load_state_dict(schedule)
+
+
+def _muon_and_adamw(arguments: TrainingArguments, recipe: Recipe) -> tuple[type[MuonAndAdamW], dict[str, Any]]:
+    """The optimizer and its arguments; its AdamW is the one that the trainer would have for all."""
+    adamw, of_adamw = Trainer.get_optimizer_cls_and_kwargs(arguments, recipe)
+    return MuonAndAdamW, of_adamw | {"adamw": adamw, "spec": recipe.spec, "weight_decay": arguments.weight_decay}
 
 
 class WholeState(TrainerState):

@@ -30,6 +30,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.lora import add_adapters
+from draftkit.train.optimizers import optimizer_of
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.settings import LoraSettings, Optimization
@@ -111,12 +112,7 @@ class DraftTuner:
             parallel = getattr(self.recipe.spec.architecture, "parallel", None) is not None
             add_adapters(self.recipe.draft, lora, base=None, parallel=parallel)
         self._parameters = [p for p in self.recipe.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=config.learning_rate,
-            betas=(self.settings.beta1, self.settings.beta2),
-            weight_decay=self.settings.weight_decay,
-        )
+        self._optimizer = optimizer_of(self._parameters, config, self.recipe.spec)
         self._states = OnlineStates(target, self.recipe.aux_layers)
 
     def simulate_acceptance(

@@ -273,6 +273,7 @@ class Bench:
             "tokens_per_row": row_size,
             "log_every": 1,
             "optimization": {
+                "optimizer": "adamw",
                 "lr": LEARNING_RATE,
                 "schedule": "linear",
                 "warmup": WARMUP,

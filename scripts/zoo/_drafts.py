@@ -104,6 +104,7 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
             tokens_per_row=TOKENS // MAKINGS[name].parts,
             options=MAKINGS[name].options | ({"mask_token_id": mask_token()} if name == "p-eagle" else {}),
             optimization=Optimization(
+                optimizer="adamw",
                 lr=lr,
                 warmup=0.05,
                 weight_decay=0.1,

@@ -63,7 +63,7 @@ def test_a_part_within_another_is_not_counted_there(tmp_path: Path) -> None:
 
 def test_memory_of_devices_is_that_of_its_parts(target: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     """One device has four numbers of four bytes for each weight; of eight each keeps an eighth, and what is whole."""
-    plan = check_run(config(target, data, tmp_path / "run"))
+    plan = check_run(config(target, data, tmp_path / "run", **{"optimization.optimizer": "adamw"}))
     assert [device.ranks for device in plan.memory] == [1, 8]
     one, eight = plan.memory
     assert one.optimizer == 2 * one.gradients == 8 * eight.optimizer
@@ -71,5 +71,7 @@ def test_memory_of_devices_is_that_of_its_parts(target: Path, data: Path, tmp_pa
     held = one.states + one.logits + one.activations + one.target_activations
     assert one.total == one.target + one.draft + one.gradients + one.optimizer + held
     assert one.total - eight.total == pytest.approx(one.optimizer * 7 / 8 - 2 * (one.gradients // 8), abs=8)
+    muon, *_ = check_run(config(target, data, tmp_path / "run")).memory
+    assert one.gradients < muon.optimizer < one.optimizer  # one number less for each weight of a matrix
     with pytest.raises(DraftkitError):
         check_run(config(target, tmp_path / "none", tmp_path / "run"))

@@ -168,15 +168,17 @@ def test_the_first_version_of_fsdp_is_refused() -> None:
 
 
 def variants(given: dict[str, str], folder: Path, **more: object) -> dict[str, dict[str, Any]]:  # noqa: F811
-    """The runs of every recipe, with adapters, recomputed activations, in bfloat16, and judged on the way."""
+    """The runs of every recipe by AdamW, which can be compared to the last bits, with adapters, recomputed activations,
+    in bfloat16, and judged on the way; one by Muon, which rounds its matrices to bfloat16."""
 
     def run(name: str, recipe: str, **other: object) -> dict[str, Any]:
-        made = settings(recipe, given, folder / name, max_steps=STEPS, **more)
+        made = settings(recipe, given, folder / name, max_steps=STEPS, **{"optimizer": "adamw", **more})
         for part, values in other.items():
             made[part] = made[part] | values if isinstance(made.get(part), dict) else values
         return made
 
     return {name: run(name, name) for name in recipe_names()} | {
+        "muon": run("muon", "eagle3", optimization={"optimizer": "muon"}),
         "lora": run("lora", "eagle3", lora={"r": 4}),
         "lora-parallel": run("lora-parallel", "p-eagle", lora={"r": 4, "dora": True}),
         "recompute": run("recompute", "eagle3", optimization={"recompute": True}),
@@ -214,7 +216,7 @@ def weights(out: Path, step: int = STEPS) -> dict[str, Tensor]:
 
 @pytest.mark.long
 def test_sharded_runs_are_those_of_one_process(given: dict[str, str], sharded: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Losses within 1e-5, weights within 1e-6 after ten steps in float32."""
+    """Losses within 1e-5, weights within 1e-6 after ten steps by AdamW in float32."""
     for name, run in variants(given, tmp_path, accumulation=2).items():
         train_draft(read_config(None, [], run))
         one, two = history(tmp_path / name), history(sharded / name)
@@ -228,9 +230,11 @@ def test_sharded_runs_are_those_of_one_process(given: dict[str, str], sharded: P
         assert found.keys() == expected.keys()
         apart = max(float((found[part].float() - tensor.float()).abs().max()) for part, tensor in expected.items())
         print(f"{name}: losses within {far:.1e}, weights within {apart:.1e}")
-        exact = name not in ("bfloat16", "served")  # rounded, and with drafts that two processes draw apart
-        assert far <= (1e-5 if exact else 2e-2), name
-        assert apart <= 1e-6 or not exact, name
+        # bfloat16 rounds, Muon its steps alone; what is served two processes draw apart.
+        allowed = {"bfloat16": (2e-2, 1.0), "served": (2e-2, 1.0), "muon": (1e-3, 1e-3)}
+        losses, tensors = allowed.get(name, (1e-5, 1e-6))
+        assert far <= losses, name
+        assert apart <= tensors, name
         assert (sharded / name / "draft" / "model.safetensors").is_file()
 
 

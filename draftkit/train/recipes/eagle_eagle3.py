@@ -55,6 +55,7 @@ class Eagle3(EagleFamily):
     """Trains EAGLE-3 drafts."""
 
     options_type = Eagle3Options
+    optimizer = "muon"
     weighs_drafts = True
 
     def __init__(self, origin: Origin, options: Eagle3Options):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,7 @@ class Recipe(nn.Module, ABC):
     name: ClassVar[str]  # what users call it, from the name of its file
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
     needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
+    optimizer: ClassVar[Literal["adamw", "muon"]] = "adamw"  # of a new draft, where the run names none
     starts_from: ClassVar[str] = ""  # the draft that it starts from where the run names none
     head: TargetHead  # the target's output layer as a teacher
     weighs_drafts: ClassVar[bool] = False  # whether its loss counts drafts by `TrainingBatch.weights`

@@ -1,0 +1,124 @@
+"""Muon and AdamW as one optimizer are what each is by itself; what is a table of tokens is AdamW's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from fixtures.checkpoints import pico
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from draftkit.layout.spec import DraftSpec
+from draftkit.train.config import TrainConfig
+from draftkit.train.optimizers import MuonAndAdamW, is_matrix, kept_numbers, optimizer_of
+from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.settings import Optimization
+
+
+@pytest.fixture
+def recipe() -> Eagle3:
+    target = pico.llama(num_hidden_layers=6)
+    return Eagle3.start(Origin(target, d2t_ids=torch.arange(64)), Eagle3Options(layers=(1, 3, 5)))
+
+
+def trained(recipe: Recipe) -> list[nn.Parameter]:
+    return [p for p in recipe.parameters() if p.requires_grad]
+
+
+def run(parameters: list[nn.Parameter], optimizers: list[Optimizer], steps: range) -> None:
+    """Steps with gradients that only their number decides, the learning rate falling."""
+    schedules = [LambdaLR(optimizer, lambda step: 1 / (1 + step)) for optimizer in optimizers]
+    for step in steps:
+        noise = torch.Generator().manual_seed(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=noise)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+
+
+def both(parameters: list[nn.Parameter], spec: DraftSpec) -> MuonAndAdamW:
+    return MuonAndAdamW(parameters, spec=spec, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
+
+
+def test_each_part_is_the_optimizer_by_itself(recipe: Eagle3) -> None:
+    other = copy.deepcopy(recipe)
+    alone = trained(other)
+    matrices = [p for p in alone if is_matrix(p, other.spec)]
+    tables = [p for p in alone if not is_matrix(p, other.spec)]
+    muon = Muon(matrices, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    adamw = AdamW(tables, lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95))
+    run(alone, [muon, adamw], range(3))
+    run(trained(recipe), [both(trained(recipe), recipe.spec)], range(3))
+    for one, two in zip(trained(recipe), alone, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_goes_on_with_its_state(recipe: Eagle3) -> None:
+    other = copy.deepcopy(recipe)
+    first, whole = both(trained(recipe), recipe.spec), both(trained(other), other.spec)
+    run(trained(recipe), [first], range(2))
+    run(trained(other), [whole], range(2))
+    second = both(trained(recipe), recipe.spec)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for optimizer in (second, whole):
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = 1e-3
+    run(trained(recipe), [second], range(2, 4))
+    run(trained(other), [whole], range(2, 4))
+    for one, two in zip(trained(recipe), trained(other), strict=True):
+        assert torch.equal(one, two)
+    kept = sum(tensor.numel() for state in second.state.values() for tensor in state.values() if tensor.ndim)
+    config = TrainConfig(recipe="eagle3", target="", data="", out="")
+    assert kept == kept_numbers(recipe.parameters(), config, recipe.spec)
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "eagle3": {"layers": (1, 3, 5)},
+    "dflash": {"layers": (1, 3), "mask_token_id": 5},
+    "dspark": {"layers": (1, 3), "mask_token_id": 5, "markov_rank": 8},
+    "dflash2": {"layers": (1, 3), "mask_token_id": 5, "selector_rank": 8},
+    "p-eagle": {"layers": (1, 3, 5), "mask_token_id": 5},
+    "mlp-speculator": {"inner_size": 48},
+    "draft-model": {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4},
+}
+TABLES = ("embed", "emb.", "lm_head", "head.", "markov_w", "codebook")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_tables_of_tokens_are_no_matrices(name: str) -> None:
+    kind = recipe_class(name)
+    recipe = kind.start(Origin(pico.llama(num_hidden_layers=6)), kind.options_type(**OPTIONS[name]))
+    found = {n: p for n, p in recipe.draft.named_parameters() if p.requires_grad and p.ndim == 2}
+    for parameter_name, parameter in found.items():
+        is_table = any(part in parameter_name for part in TABLES) and min(parameter.shape) > 1
+        assert is_matrix(parameter, recipe.spec) != (is_table or min(parameter.shape) == 1), parameter_name
+    assert any(is_matrix(p, recipe.spec) for p in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "draft", "asked", "expected", "rate", "decay"),
+    [
+        ("eagle3", "", "auto", "muon", 1e-3, 0.1),
+        ("eagle3", "", "adamw", "adamw", 6e-4, 0.0),
+        ("eagle3", "D", "auto", "adamw", 1e-4, 0.0),
+        ("eagle3", "D", "muon", "muon", 1e-4, 0.1),
+        ("dflash", "", "auto", "adamw", 6e-4, 0.0),
+        ("dflash", "", "muon", "muon", 1e-3, 0.1),
+    ],
+)
+def test_new_eagle3_drafts_have_muon(
+    recipe: Eagle3, name: str, draft: str, asked: str, expected: str, rate: float, decay: float
+) -> None:
+    settings = Optimization(optimizer=asked)  # type: ignore[arg-type]
+    config = TrainConfig(recipe=name, target="", data="", out="", draft=draft, optimization=settings)
+    assert (config.optimizer, config.learning_rate, config.weight_decay) == (expected, rate, decay)
+    assert config.by_name()["optimization.optimizer"] == expected
+    optimizer = optimizer_of(trained(recipe), config, recipe.spec)
+    assert isinstance(optimizer, MuonAndAdamW if expected == "muon" else AdamW)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == ({0.1, 0.0} if expected == "muon" else {0.0})
