@@ -87,7 +87,7 @@ def test_settings_are_listed_and_explained(draftkit: Command) -> None:
     assert "unit: sequences" in shown
     assert "needs: no k_by_batch" in shown
     rates = draftkit("settings", "train", "optimization.lr").out
-    assert "default: 0.0006 for a new draft, 0.001 by Muon, 0.0001" in rates
+    assert "default: 0.0006 for a new draft, 0.002 by Muon, 0.0001" in rates
     assert "default: 0.5" in draftkit("settings", "train", "optimization.clip").out
     assert "of: drafts of the family eagle" in draftkit("settings", "convert", "aux_layer_ids").out
     wrong = draftkit("settings", "train", "lrr")

@@ -104,12 +104,12 @@ def test_tables_of_tokens_are_no_matrices(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "draft", "asked", "expected", "rate", "decay"),
     [
-        ("eagle3", "", "auto", "muon", 1e-3, 0.1),
+        ("eagle3", "", "auto", "muon", 2e-3, 0.1),
         ("eagle3", "", "adamw", "adamw", 6e-4, 0.0),
         ("eagle3", "D", "auto", "adamw", 1e-4, 0.0),
         ("eagle3", "D", "muon", "muon", 1e-4, 0.1),
         ("dflash", "", "auto", "adamw", 6e-4, 0.0),
-        ("dflash", "", "muon", "muon", 1e-3, 0.1),
+        ("dflash", "", "muon", "muon", 2e-3, 0.1),
     ],
 )
 def test_new_eagle3_drafts_have_muon(
