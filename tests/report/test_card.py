@@ -302,11 +302,12 @@ def test_the_license_is_inherited(draft: Path, tmp_path: Path) -> None:
 def test_the_training_run_is_told(draft: Path) -> None:
     edit(draft, source="draftkit train", format="trained")
     (draft / "train.yaml").write_text(
-        "recipe: eagle3\ndata: /home/someone/chat.jsonl\nseed: 0\noptimization: {lr: 0.001, max_steps: 0}\nlora: null\n"
+        "recipe: eagle3\ndata: /home/someone/chat.jsonl\nseed: 0\nlora: null\n"
+        "optimization: {optimizer: muon, lr: 0.001, max_steps: 0}\n"
     )
     text = card_of(draft).text
     assert "Trained with draftkit" in text
-    assert "| optimization.lr | 0.001 |" in text
+    assert "| optimization.optimizer | muon |\n| optimization.lr | 0.001 |" in text
     assert "| data | chat.jsonl |" in text
     assert "max_steps" not in text
 

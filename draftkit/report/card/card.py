@@ -60,9 +60,9 @@ CONVERTED = {"SGLang": (sglang.layout_of, "-sglang"), "llama.cpp": (lambda _: "g
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
 SHOWN_SETTINGS = (
-    "recipe", "draft", "data", "draft_vocab_size", "tokens_per_row", "seed", "optimization.lr", "optimization.schedule",
-    "optimization.epochs", "optimization.max_steps", "optimization.accumulation", "optimization.precision", "lora",
-    "options",
+    "recipe", "draft", "data", "draft_vocab_size", "tokens_per_row", "seed", "optimization.optimizer",
+    "optimization.lr", "optimization.schedule", "optimization.epochs", "optimization.max_steps",
+    "optimization.accumulation", "optimization.precision", "lora", "options",
 )  # fmt: skip
 
 
