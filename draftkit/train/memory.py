@@ -21,10 +21,9 @@ class DeviceMemory:
     """Bytes of one of `ranks` devices that share a draft; on a single one nothing is sharded.
 
     `target`: its weights, as far as the run has them. `draft`: weights, those that are whole during a step, and the
-    device's share. `gradients` likewise. `optimizer`: what it keeps of each weight.
-    `states`: what the target gives for a row.
-    `logits`: those of draft and target that are held at a time. `activations`: what a step keeps for its backward pass;
-    `target_activations`: those of the target's widest layer, for a moment, where it runs here.
+    device's share. `gradients` likewise. `optimizer`: what it keeps of each weight. `states`: what the target gives for
+    a row. `logits`: those of draft and target that are held at a time. `activations`: what a step keeps for its
+    backward pass; `target_activations`: those of the target's widest layer, for a moment, where it runs here.
     """
 
     ranks: int

@@ -12,15 +12,15 @@ from torch.optim import AdamW, Optimizer
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.config import TrainConfig
 
-MOMENTUM = 0.95
+MOMENTUM = 0.95  # of Muon, as speculators has it
 
 
 class MuonAndAdamW(Optimizer):
     """`torch.optim.Muon` for the matrices of a draft, AdamW without weight decay for what else it has.
 
-    `params`: parameters, or groups of them. `adamw`: the class and its arguments; `weight_decay` is Muon's. Muon's
-    steps are as long as AdamW's (arXiv 2502.16982), so that one learning rate is that of both. The state is one, as
-    that of any optimizer with groups.
+    `params`: parameters, or groups of them; `spec` tells which are matrices. `weight_decay` is Muon's, whose updates are
+    scaled as AdamW's (arXiv 2502.16982), so that `lr` is that of both. `adamw`: the class, and its arguments. The state
+    is one, as that of any optimizer with groups.
     """
 
     def __init__(
