@@ -18,7 +18,7 @@ MOMENTUM = 0.95  # of Muon, as speculators has it
 class MuonAndAdamW(Optimizer):
     """`torch.optim.Muon` for the matrices of a draft, AdamW without weight decay for what else it has.
 
-    `params`: parameters, or groups of them; `spec` tells which are matrices. `weight_decay` is Muon's, whose updates are
+    `params`: parameters, or groups of them; `spec` tells which are matrices. `weight_decay` is Muon's; its updates are
     scaled as AdamW's (arXiv 2502.16982), so that `lr` is that of both. `adamw`: the class, and its arguments. The state
     is one, as that of any optimizer with groups.
     """
