@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
-from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
-from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.data.states.offline import OfflineStates
+from draftkit.loading import open_target
 from draftkit.targets.states import AuxLayers
 
 
-def write_speculators_data(folder: Path, samples: Iterable[Sample], target: str, layers: Sequence[int]) -> None:
-    """`samples.jsonl`, and under `data/hidden_states` the states of the layers and before the final norm, float32."""
-    states = folder / "data" / "hidden_states"
-    states.mkdir(parents=True, exist_ok=True)
-    model = load_training_target(target, device="cpu", dtype=torch.float32)
-    config = model.config
-    online = OnlineStates(model, AuxLayers((*layers, config.num_hidden_layers)))
+def stored_states(folder: Path, samples: Path, target: str, layers: Sequence[int]) -> OfflineStates:
+    """The target's states that both trainers read, written where they are not there yet: after `layers`, and before and
+    after the final norm, float32. Those that speculators reads are returned, in its order."""
+    opened = open_target(target).folder
+    read = (*layers, AutoConfig.from_pretrained(opened).num_hidden_layers)
+    if not folder.exists():
+        command = ("data", "states", samples, folder, "--target", target, "--encoding", "float32")
+        asked = ("--layers", ",".join(map(str, read)))
+        subprocess.run([sys.executable, "-m", "draftkit", *map(str, (*command, *asked))], check=True)
+    return OfflineStates(folder, data=samples, target=opened, aux_layers=AuxLayers(read), dtype=torch.float32)
+
+
+def write_speculators_data(
+    folder: Path, samples: Sequence[Sample], numbers: Iterable[int], states: OfflineStates
+) -> None:
+    """`samples.jsonl` of the samples with these numbers, and under `data/hidden_states` their states."""
+    hidden = folder / "data" / "hidden_states"
+    hidden.mkdir(parents=True, exist_ok=True)
     with (folder / "samples.jsonl").open("w") as file:
-        for index, sample in enumerate(samples):
-            row = row_tensors([sample], len(sample))
-            features, _ = online.states(*(row[name][None] for name in ("tokens", "positions", "sample_ids")))
-            assert features is not None
-            hidden = features.view(len(sample), len(layers) + 1, config.hidden_size)
-            save_file({"token_ids": row["tokens"], "hidden_states": hidden}, states / f"hs_{index}.safetensors")
+        for index, number in enumerate(numbers):
+            sample = samples[number]
+            found, last = states.states_of([number], len(sample))
+            assert found is not None
+            rows = {"token_ids": sample.tokens, "hidden_states": found.view(len(sample), -1, last.shape[-1])}
+            save_file(rows, hidden / f"hs_{index}.safetensors")
             file.write(json.dumps(speculators_row(sample)) + "\n")
 
 

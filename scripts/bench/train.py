@@ -71,7 +71,12 @@ from draftkit.results.metrics import length
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.target import Target
 from draftkit.train.parallel import default_mask_token
-from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
+from scripts.bench._speculators_data import (
+    run_worker,
+    stored_states,
+    write_speculators_data,
+    write_speculators_vocabulary,
+)
 from scripts.bench.runtime import commit
 from scripts.check.vllm import run_vllm
 from scripts.zoo import _corpus as zoo_corpus
@@ -156,8 +161,8 @@ def blocks(
     return Compared(
         title,
         k=drafted,
-        shape=shape,
-        sizes={"num_layers": BLOCK_LAYERS, **sizes},
+        shape={**shape, "max-anchors": anchors},
+        sizes={"num_layers": BLOCK_LAYERS, "max_anchors": anchors, **sizes},
         arguments={
             "loss-fn": theirs,
             "per-position-loss-weight": "fixed-exp-decay",
@@ -238,10 +243,7 @@ class Bench:
         self.samples = read_training_samples(self.samples_file)
         self.training, self.judging = held_out(self.samples, HELD_OUT)
         self.states = self.work / "states"
-        if not self.states.exists():
-            layers = ",".join(map(str, subject.layers))
-            stored = ("--target", subject.target, "--layers", layers, "--encoding", "float32")
-            draftkit("data", "states", self.samples_file, self.states, *stored)
+        self.stored = stored_states(self.states, self.samples_file, subject.target, subject.layers)
 
     def _samples(self) -> Path:
         prompts, responses, samples = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "samples"))
@@ -437,8 +439,7 @@ class Comparison:
     def _write_speculators_data(self) -> None:
         """Samples, the held-out ones last, and the vocabulary."""
         samples, training = self.bench.samples, self.bench.training
-        ordered = (samples[number] for number in [*training, *self.bench.judging])
-        write_speculators_data(self.data, ordered, self.subject.target, self.subject.layers)
+        write_speculators_data(self.data, samples, [*training, *self.bench.judging], self.bench.stored)
         size = AutoConfig.from_pretrained(self.subject.folder).vocab_size
         counts = token_counts(samples, training, size)
         write_speculators_vocabulary(self.data, choose_vocabulary(counts, self.subject.vocabulary), size)

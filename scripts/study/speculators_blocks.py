@@ -24,7 +24,12 @@ from transformers import AutoConfig
 from draftkit import zoo
 from draftkit.data.sample_files import read_training_samples
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
-from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
+from scripts.bench._speculators_data import (
+    run_worker,
+    stored_states,
+    write_speculators_data,
+    write_speculators_vocabulary,
+)
 from scripts.zoo._drafts import mask_token
 from scripts.zoo._samples import TARGET, write_training_samples
 
@@ -81,7 +86,8 @@ class Training:
         if not finished.exists():
             samples = read_training_samples(samples_of_draftkit)
             every = range(len(samples))
-            write_speculators_data(self.data, (samples[number] for number in every), TARGET, LAYERS)
+            states = stored_states(self.data / "states", samples_of_draftkit, TARGET, LAYERS)
+            write_speculators_data(self.data, samples, every, states)
             counts = token_counts(samples, every, self.target.vocab_size)
             write_speculators_vocabulary(self.data, choose_vocabulary(counts, DRAFT_VOCABULARY), self.target.vocab_size)
 
