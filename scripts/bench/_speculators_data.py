@@ -40,9 +40,12 @@ def write_speculators_data(
     with (folder / "samples.jsonl").open("w") as file:
         for index, number in enumerate(numbers):
             sample = samples[number]
-            found, last = states.states_of([number], len(sample))
-            assert found is not None
-            rows = {"token_ids": sample.tokens, "hidden_states": found.view(len(sample), -1, last.shape[-1])}
+            features, last = states.states_of([number], len(sample))
+            assert features is not None
+            rows = {
+                "token_ids": torch.from_numpy(sample.tokens).long(),
+                "hidden_states": features.view(len(sample), -1, last.shape[-1]),
+            }
             save_file(rows, hidden / f"hs_{index}.safetensors")
             file.write(json.dumps(speculators_row(sample)) + "\n")
 
