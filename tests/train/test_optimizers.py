@@ -8,12 +8,13 @@ import pytest
 import torch
 from fixtures.checkpoints import pico
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from draftkit.layout.spec import DraftSpec
+from draftkit.train import optimizers
 from draftkit.train.config import TrainConfig
-from draftkit.train.optimizers import MuonAndAdamW, is_matrix, kept_numbers, optimizer_of
+from draftkit.train.optimizers import Muon, MuonAndAdamW, is_matrix, kept_numbers, optimizer_of, orthogonal
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
@@ -51,12 +52,36 @@ def test_each_part_is_the_optimizer_by_itself(recipe: Eagle3) -> None:
     alone = trained(other)
     matrices = [p for p in alone if is_matrix(p, other.spec)]
     tables = [p for p in alone if not is_matrix(p, other.spec)]
-    muon = Muon(matrices, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muon = Muon(matrices, lr=1e-2, weight_decay=0.1)
     adamw = AdamW(tables, lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95))
     run(alone, [muon, adamw], range(3))
     run(trained(recipe), [both(trained(recipe), recipe.spec)], range(3))
     for one, two in zip(trained(recipe), alone, strict=True):
         assert torch.equal(one, two)
+
+
+SHAPES = (8, 12), (12, 8), (8, 8)
+
+
+@pytest.mark.parametrize(("fast", "apart"), [("bfloat16", 0.0), ("float32", 0.05)])
+def test_muon_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, fast: str, apart: float) -> None:
+    """Bit for bit where the device is fast at bfloat16; else within what rounding to it moves the updates."""
+    monkeypatch.setattr(optimizers, "fast_dtype", lambda device: (fast, ""))
+    start = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in SHAPES]
+    ours, theirs = ([nn.Parameter(matrix.clone()) for matrix in start] for _ in range(2))
+    reference = torch.optim.Muon(theirs, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    run(ours, [Muon(ours, lr=1e-2, weight_decay=0.1)], range(4))
+    run(theirs, [reference], range(4))
+    for one, two, begun in zip(ours, theirs, start, strict=True):
+        assert (one - two).norm() <= apart * (two - begun).norm()
+        assert not torch.equal(one, begun)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_updates_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    singular = torch.linalg.svdvals(orthogonal(matrix, torch.float32))
+    assert 0.5 < singular.min() <= singular.max() < 1.5
 
 
 def test_goes_on_with_its_state(recipe: Eagle3) -> None:
