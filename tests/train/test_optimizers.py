@@ -133,11 +133,12 @@ def test_tables_of_tokens_are_no_matrices(name: str) -> None:
         ("eagle3", "", "adamw", "adamw", 6e-4, 0.0),
         ("eagle3", "D", "auto", "adamw", 1e-4, 0.0),
         ("eagle3", "D", "muon", "muon", 1e-4, 0.1),
+        ("dspark", "", "auto", "muon", 2e-3, 0.1),
         ("dflash", "", "auto", "adamw", 6e-4, 0.0),
         ("dflash", "", "muon", "muon", 2e-3, 0.1),
     ],
 )
-def test_new_eagle3_drafts_have_muon(
+def test_some_new_drafts_have_muon(
     recipe: Eagle3, name: str, draft: str, asked: str, expected: str, rate: float, decay: float
 ) -> None:
     settings = Optimization(optimizer=asked)  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ class DSpark(BlockRecipe):
     """Trains DSpark drafts, also from DFlash drafts."""
 
     options_type = DSparkOptions
+    optimizer = "muon"
     options: DSparkOptions
 
     def __init__(self, origin: Origin, options: DSparkOptions):
