@@ -169,7 +169,7 @@ def blocks(
             "dflash-decay-gamma": DECAY,
             "max-anchors": anchors,
         },
-        options={"loss": ours, "decay_length": DECAY, "max_anchors": anchors},
+        options={"loss": ours, "dpace": None, "decay_length": DECAY, "max_anchors": anchors},
         scale=len(weights) / sum(weights),
         v2=v2,
     )

@@ -50,7 +50,11 @@ class Compared:
 
 
 BLOCKS = {"max_anchors": 64}
-WEIGHED: dict[str, dict[str, object]] = {"decay": {}, "dpace=0.5": {"dpace": 0.5}, "reached=0.1": {"reached": 0.1}}
+WEIGHED: dict[str, dict[str, object]] = {
+    "decay": {"dpace": None},
+    "dpace=0.5": {"dpace": 0.5},
+    "reached=0.1": {"dpace": None, "reached": 0.1},
+}
 COMPARED = {
     "p-eagle": Compared(8, {"steps": 8}, {"all alike": {"reached": None}, "reached=0.1": {"reached": 0.1}}),
     "dflash": Compared(7, BLOCKS, WEIGHED),

@@ -67,8 +67,8 @@ def losses(name: str, p: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("make", "terms"),
     [
-        (dflash(decay_length=GAMMA), {"ce": 1.0}),
-        (dflash(decay_length=GAMMA, loss="tv"), {"tv": 1.0}),
+        (dflash(dpace=None, decay_length=GAMMA), {"ce": 1.0}),
+        (dflash(dpace=None, decay_length=GAMMA, loss="tv"), {"tv": 1.0}),
         (dspark(decay_length=GAMMA, confidence=False), {"ce": 0.1, "tv": 1.8}),
     ],
     ids=["dflash", "dflash, tv", "dspark"],
@@ -84,7 +84,7 @@ def test_the_loss_is_the_weighted_mean_over_all_rows(make: object, terms: dict[s
 
 def test_drafts_weigh_by_their_effect_on_the_accepted_length_or_the_chance_to_be_reached(tmp_path: Path) -> None:
     alpha = 0.4
-    recipes = {name: recipe_of(dflash(**{name: alpha}), tmp_path) for name in ("dpace", "reached")}
+    recipes = {name: recipe_of(dflash(**{"dpace": None, name: alpha}), tmp_path) for name in ("dpace", "reached")}
     batch = batch_of(recipes["dpace"])
     drafted = batch.drafted(K)
     p, q = taught(batch), trained(recipes["dpace"], batch).detach().softmax(-1)
@@ -101,8 +101,9 @@ def test_drafts_weigh_by_their_effect_on_the_accepted_length_or_the_chance_to_be
 
 
 def test_drafts_weigh_by_one_of_them() -> None:
-    with pytest.raises(DraftkitError, match=r"options.dpace and options.reached"):
-        DFlash.start(Origin(target()), DFlashOptions(mask_token_id=V - 1, dpace=0.5, reached=0.5))
+    """D-PACE is DFlash's default: whoever asks for another way says so."""
+    with pytest.raises(DraftkitError, match=r"options.dpace and options.reached both.*\n.*options.dpace=none"):
+        DFlash.start(Origin(target()), DFlashOptions(mask_token_id=V - 1, reached=0.5))
 
 
 def test_a_draft_of_another_kind_is_refused_by_its_name() -> None:

@@ -88,7 +88,7 @@ def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "draft", "expected"),
-    [("eagle3", "", 2e-3), ("dflash", "", 6e-4), ("eagle3", "draft", 1e-4), ("pard", "small", 1e-4), ("mtp", "", 1e-4)],
+    [("eagle3", "", 2e-3), ("eagle", "", 6e-4), ("eagle3", "draft", 1e-4), ("pard", "small", 1e-4), ("mtp", "", 1e-4)],
 )
 def test_what_has_learned_is_trained_more_slowly(recipe: str, draft: str, expected: float) -> None:
     """A target's own MTP head, too. What was asked for holds for all, and the file of a run says it."""

@@ -37,6 +37,7 @@ from draftkit.train.recipes.bases.initialization import INITIAL_STD, begin_as_ta
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Index, Positive, Repeats, Share, Size, sinks_setting
 
+DPACE = "The α of D-PACE: instead of the decay, draft t counts its marginal effect on the expected acceptance length."
 ROWS_AT_ONCE = 2048  # how many rows of blocks a pass has that covers every anchor
 
 
@@ -52,11 +53,12 @@ class BlockOptions:
         "The blocks of a batch, at random places of those where serving could draft; none for all.", 256, unit="blocks"
     )
     loss: LossText = setting("The loss of each row, as ce, kl or 0.1*ce + kl.", "ce")
-    decay_length: Positive = setting("The γ of the weights: draft t counts exp(−t/γ) (DFlash: 4).", 4.0)
-    dpace: Share | None = setting(
-        "The α of D-PACE: instead of the decay, draft t counts its marginal effect on the expected acceptance length.",
-        None,
+    decay_length: Positive = setting(
+        "The γ of the weights: draft t counts exp(−t/γ) (DFlash: 4).",
+        4.0,
+        needs="no dpace and no reached",
     )
+    dpace: Share | None = setting(DPACE, None)
     reached: Share | None = setting(
         "Instead of the decay, draft t counts the chance that the drafts before it are right, smoothed by this α.", None
     )
@@ -129,7 +131,10 @@ class BlockRecipe(Recipe):
     def __init__(self, draft: DFlashModel, origin: Origin, options: BlockOptions):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
         if options.dpace is not None and options.reached is not None:
-            raise DraftkitError("options.dpace and options.reached both weigh drafts", hint="set one of them")
+            raise DraftkitError(
+                "options.dpace and options.reached both weigh drafts",
+                hint="leave one of them alone: options.dpace=none, or options.reached=none",
+            )
         if draft.spec.logit_softcap:
             raise DraftkitError(
                 f"the draft caps its logits at {draft.spec.logit_softcap}", expected="a draft with plain logits"
