@@ -142,8 +142,10 @@ def tokens_of_text(text: str) -> int:
     return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
 
 
-def in_tokens(one: Setting, value: object) -> object:
-    """The value of a setting, as a number where it is a text that counts tokens, such as `32k`."""
+def as_meant(one: Setting, value: object) -> object:
+    """The value of a setting where it is written in words: `none`, or `32k` tokens."""
+    if value == "none" and type(None) in typing.get_args(one.kind) and without_none(one.kind) is not str:
+        return None
     if one.unit == "tokens" and isinstance(value, str):
         with suppress(ValueError):
             return tokens_of_text(value)
@@ -165,7 +167,7 @@ def read_settings(known: Sequence[Setting], texts: Mapping[str, str]) -> dict[st
 def _typed(one: Setting, text: str) -> object:
     if one.reads is not None:
         return one.reads(text)
-    value = text if without_none(one.kind) is str else in_tokens(one, read_value(text, f"--set {one.name}"))
+    value = text if without_none(one.kind) is str else as_meant(one, read_value(text, f"--set {one.name}"))
     if isinstance(value, str | int | float) and typing.get_origin(without_none(one.kind)) is tuple:
         value = [value]
     read, problems = read_as(one.kind, value, one.name)

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
-from draftkit.io.settings import assignments, in_tokens, read_value, setting, settings_of
+from draftkit.io.settings import as_meant, assignments, read_value, setting, settings_of
 from draftkit.io.yaml_text import read_yaml_file, write_yaml
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import (
@@ -189,7 +189,7 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         defaults["stream"] = to_dict(StreamSettings())
     if given.get("on_policy") is not None:
         defaults["on_policy"] = to_dict(OnPolicy())
-    given = _in_tokens(_merged(defaults, given), recipe)
+    given = _as_meant(_merged(defaults, given), recipe)
     config = from_dict(TrainConfig, given, path or "flags", "the configuration")
     config.check()
     return config
@@ -212,8 +212,8 @@ def by_current_names(settings: Mapping[str, object], within: str = "") -> dict[s
     return renamed
 
 
-def _in_tokens(given: Mapping[str, object], recipe: str) -> dict[str, object]:
-    """The settings of a run, those that count tokens as numbers, also where they are given as `32k`."""
+def _as_meant(given: Mapping[str, object], recipe: str) -> dict[str, object]:
+    """The settings of a run, with what they mean for what is written in words."""
     options = settings_of(recipe_class(recipe).options_type, "options.")
     for one in (*settings_of(TrainConfig), *options):
         *path, name = one.name.split(".")
@@ -221,7 +221,7 @@ def _in_tokens(given: Mapping[str, object], recipe: str) -> dict[str, object]:
         for part in path:
             inner = inner.get(part) if isinstance(inner, Mapping) else None
         if isinstance(inner, Mapping) and name in inner:
-            given = _merged(given, _nested(one.name, in_tokens(one, inner[name])))
+            given = _merged(given, _nested(one.name, as_meant(one, inner[name])))
     return dict(given)
 
 

@@ -115,6 +115,22 @@ def test_a_draft_model_is_smaller_than_its_target() -> None:
         draft_model_spec(Origin(pico.llama()), DraftModelOptions(hidden_size=32, num_heads=5))
 
 
+def test_none_is_a_word(tmp_path: Path) -> None:
+    """As `draftkit settings` calls it, beside YAML's null; what takes none as one of its words keeps it."""
+    file = tmp_path / "run.yaml"
+    file.write_text("optimization: {lr: none}\noptions: {dpace: none}\n")
+    for config in (
+        read_config(None, ["optimization.lr=none", "options.dpace=none"], FLAGS | {"recipe": "dflash"}),
+        read_config(None, ["options.dpace=null"], FLAGS | {"recipe": "dflash"}),
+        read_config(file, [], FLAGS | {"recipe": "dflash"}),
+    ):
+        assert (config.optimization.lr, config.recipe_options().dpace) == (None, None)  # type: ignore[attr-defined]
+    eagle3 = read_config(None, ["options.feature_norm=none"], FLAGS).recipe_options()
+    assert eagle3.feature_norm == "none"  # type: ignore[attr-defined]
+    with pytest.raises(DraftkitError, match="tokens_per_row"):
+        read_config(None, ["tokens_per_row=none"], FLAGS)
+
+
 def test_tokens_are_counted_in_k_too(tmp_path: Path) -> None:
     """As `--max-length` takes them; what counts something else, or nothing, is no number with a letter."""
     said = [f"{name}={size}" for name, size in (("tokens_per_row", "32k"), ("options.sliding_window", "4k"))]
