@@ -63,7 +63,7 @@ def without_convolutions(origin: Origin) -> BlockRecipe:
 
 
 WAYS: dict[str, Callable[[Origin], BlockRecipe]] = {
-    AS_BEFORE: lambda origin: DFlash.start(origin, DFlashOptions()),
+    AS_BEFORE: lambda origin: DFlash.start(origin, DFlashOptions(dpace=None)),
     "dflash2": lambda origin: DFlash2.start(origin, DFlash2Options()),
     "dflash2, tables of 0.02": small_tables,
     "dflash2, selector alone": without_convolutions,
