@@ -52,8 +52,6 @@ def _named(listed: list[Setting], kind: CommandName, name: str) -> list[Setting]
 
 
 def _settings(kind: str) -> Iterator[Setting]:
-    from draftkit.io.settings import settings_of
-
     if kind == "eval":
         from draftkit.evaluate.engines import further_settings
         from draftkit.evaluate.options import OPTIONS, known_settings
@@ -62,6 +60,7 @@ def _settings(kind: str) -> Iterator[Setting]:
             option = OPTIONS.get(one.name)
             yield one if option is None else replace(one, where=f"the option {option}")
     elif kind == "train":
+        from draftkit.io.settings import settings_of
         from draftkit.train.config import TrainConfig
         from draftkit.train.recipes import recipe_class, recipe_names
 
@@ -70,10 +69,11 @@ def _settings(kind: str) -> Iterator[Setting]:
             options = recipe_class(recipe).options_type
             yield from (replace(one, where=f"recipe {recipe}") for one in settings_of(options, "options."))
     else:
+        from draftkit.layout.facts import settings_of_facts
         from draftkit.layout.families import families
 
         for family, cls in sorted(families().items()):
-            yield from (replace(one, where=f"drafts of the family {family}") for one in settings_of(cls))
+            yield from (replace(one, where=f"drafts of the family {family}") for one in settings_of_facts(cls))
 
 
 def _list(kind: str, listed: list[Setting]) -> None:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.finding import Finding
-from draftkit.io.settings import read_value
-from draftkit.layout.facts import with_facts
+from draftkit.io.settings import as_meant, read_value
+from draftkit.layout.facts import settings_of_facts, with_facts
 from draftkit.layout.provenance import DEFINITION, FactOrigin, OriginName
 from draftkit.layout.spec import DraftSpec
 
@@ -158,6 +158,9 @@ class Facts:
             after = replace(before, value=text, origin="overridden", note=note)
             self.found = [fact for fact in self.found if fact.name != name] + [after]
         values = {name: read_value(text, f"--set {name}") for name, text in self._overrides.items()}
+        for one in settings_of_facts(type(spec.architecture)):
+            if one.name in values:
+                values[one.name] = as_meant(one, values[one.name])
         return replace(spec, architecture=with_facts(spec.architecture, self._where, **values))
 
     def record_definition(self, spec: DraftSpec) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from draftkit.errors import LayoutError
 from draftkit.io.records import did_you_mean, read_record, to_dict
+from draftkit.io.settings import Setting, settings_of
 from draftkit.layout.architecture import Architecture
 
 Spec = TypeVar("Spec", bound=Architecture)
@@ -22,6 +24,13 @@ PATHS = {
     "max_position_embeddings": ("decoder", "rope", "max_position_embeddings"),
 }
 WHOLE = ("config", "parts", "scaling")  # objects that are one fact each, verbatim
+
+
+def settings_of_facts(architecture: type[Architecture]) -> Iterator[Setting]:
+    """What can be set of the drafts of a family, each under the name that `--set` takes."""
+    names = {".".join(path): name for name, path in PATHS.items()}
+    for one in settings_of(architecture):
+        yield replace(one, name=names.get(one.name, one.name.rpartition(".")[2]))
 
 
 def facts_of(architecture: Architecture) -> dict[str, object]:

@@ -76,6 +76,14 @@ def test_a_unified_draft_takes_overrides_too(eagle3: str, target: Path, tmp_path
     assert json.loads((again / "config.json").read_text())["rope_theta"] == 1e6
 
 
+def test_a_window_is_set_in_words_and_taken_away(eagle3: str, target: Path, tmp_path: Path) -> None:
+    """As hints of `convert` and the list of settings write it."""
+    first = convert_checkpoint(eagle3, tmp_path / "first", target=str(target), overrides={"sliding_window": "4k"})
+    assert eagle_of(first).decoder.sliding_window == 4096
+    again = convert_checkpoint(str(first), tmp_path / "again", overrides={"sliding_window": "none"})
+    assert eagle_of(again).decoder.sliding_window is None
+
+
 def test_layers_can_be_set_without_a_target(eagle3: str, tmp_path: Path) -> None:
     out = convert_checkpoint(eagle3, tmp_path / "out", overrides={"aux_layer_ids": "2,4,5"})
     assert eagle_of(out).aux_layer_ids == (2, 4, 5)

@@ -9,7 +9,7 @@ from fixtures.checkpoints import pico
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.facts import facts_of, has, with_facts
+from draftkit.layout.facts import facts_of, has, settings_of_facts, with_facts
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.mtp import MtpSpec
 
@@ -43,6 +43,14 @@ def test_a_fact_is_changed_by_name_wherever_it_lies() -> None:
     assert other == replace(EAGLE3, decoder=decoder, aux_layer_ids=(1, 2, 3), norm_before_residual=True)
     assert facts_of(other)["rope_theta"] == 5e5
     assert facts_of(other)["aux_layer_ids"] == [1, 2, 3]
+
+
+def test_what_can_be_set_is_listed_by_the_names_that_set_it() -> None:
+    parallel = replace(EAGLE3, parallel=ParallelDrafting(mask_token_id=7, mask_state=True))
+    listed = {one.name: one for one in settings_of_facts(type(EAGLE3))}
+    assert [name for name in listed if not has(parallel, name)] == []
+    assert {"rope_theta", "rope_scaling", "sliding_window", "mask_token_id"} < set(listed)
+    assert (listed["rope_theta"].kind, listed["sliding_window"].unit) == (float, "tokens")
 
 
 def test_a_key_of_a_model_s_config_is_a_fact_too() -> None:
