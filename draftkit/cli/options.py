@@ -41,12 +41,10 @@ def drafts() -> list[str]:
 
 def draft_facts() -> list[str]:
     """What `convert --set` takes, of drafts of any family."""
-    from draftkit.io.settings import settings_of
-    from draftkit.layout.facts import PATHS
+    from draftkit.layout.facts import settings_of_facts
     from draftkit.layout.families import families
 
-    names = {one.name.rpartition(".")[2] for family in families().values() for one in settings_of(family)}
-    return sorted(f"{name}=" for name in names | PATHS.keys())
+    return sorted({f"{one.name}=" for family in families().values() for one in settings_of_facts(family)})
 
 
 def engines() -> list[str]:
