@@ -71,8 +71,8 @@ class Optimization:
         None,
     )
     optimizer: Literal["auto", "adamw", "muon"] = setting(
-        "adamw, or muon for all matrices but tables of tokens; auto: muon for new drafts of EAGLE-3, DFlash and "
-        "DSpark, adamw for others.",
+        "adamw, or muon for all matrices but tables of tokens; auto: muon for new drafts of EAGLE-3, P-EAGLE, "
+        "DFlash and DSpark, adamw for others.",
         "auto",
     )
     schedule: Schedule = setting("How the learning rate changes, as transformers names it.", "cosine")

@@ -133,6 +133,8 @@ def test_tables_of_tokens_are_no_matrices(name: str) -> None:
         ("eagle3", "", "adamw", "adamw", 6e-4, 0.0),
         ("eagle3", "D", "auto", "adamw", 1e-4, 0.0),
         ("eagle3", "D", "muon", "muon", 1e-4, 0.1),
+        ("p-eagle", "", "auto", "muon", 2e-3, 0.1),
+        ("p-eagle", "D", "auto", "adamw", 1e-4, 0.0),
         ("dspark", "", "auto", "muon", 2e-3, 0.1),
         ("dflash", "", "auto", "muon", 2e-3, 0.1),
         ("dflash2", "", "auto", "adamw", 6e-4, 0.0),

@@ -81,7 +81,7 @@ class PEagleOptions:
         "Whether layer 0's residual is the normed hidden state instead of the raw one.", False
     )
     feature_norm: Literal["none", "joint", "per_layer"] = setting(
-        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
+        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "joint"
     )
     mask_token_id: Index | None = setting(
         "A token that no text contains; none for the last one that the target's tokenizer does not use.", None
@@ -94,6 +94,7 @@ class PEagle(EagleFamily):
     """Trains P-EAGLE drafts."""
 
     options_type = PEagleOptions
+    optimizer = "muon"
 
     def __init__(self, origin: Origin, options: PEagleOptions):
         if origin.draft is not None and origin.draft.spec.method == "eagle3":
