@@ -70,7 +70,7 @@ def traced(made: Engine, running: dict[int, Request]) -> torch.export.ExportedPr
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_round_of_every_family_can_be_traced_with_its_sizes_left_open(name: str, load: Load) -> None:
-    """Greedily and sampled in turn: either traces what a family computes, and all draw tokens alike."""
+    """Greedily and sampled in turn: either trace has all that a family computes but how its drafts are chosen."""
     asked = (requests, sampled)[list(CASES).index(name) % 2]
     drafter = CASES[name](load).drafter
     made = engine(drafter, compiled=False, mode="rejection")
