@@ -1,12 +1,14 @@
-"""Training by speculators' own command, on a CPU, in its environment; for `train.py` and `study/speculators_blocks.py`.
+"""Training by speculators' own command, in its environment; for `train.py` and `study/speculators_blocks.py`.
 
 Reads a JSON job from standard input: `samples`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
 that gets them as the library's dataset and has the hidden states already; `arguments` of `speculators train`;
-`threads`; `result`, the file that gets the loss, tokens and time of every step, and the peak memory.
+`threads`; `device`, cpu or cuda; `result`, the file that gets the loss, tokens and time of every step, and the peak
+memory.
 
-The library's trainer wants an accelerator in three places only: as the device of the model and of its batches, where it
-reads a checkpoint to go on from, and where it waits for the device before it reads the clock. Its Muon, which is
-torch's, iterates in bfloat16; a CPU without instructions for that takes twenty times as long and gets float32.
+On a CPU: the library's trainer wants an accelerator in three places only: as the device of the model and of its
+batches, where it reads a checkpoint to go on from, and where it waits for the device before it reads the clock. Its
+Muon, which is torch's, iterates in bfloat16; a CPU without instructions for that takes twenty times as long and gets
+float32.
 """
 
 import json
@@ -63,8 +65,19 @@ def iterate_in_float32() -> None:
     muon._zeropower_via_newtonschulz = lambda update, *how: orthogonal(update.as_subclass(Unrounded), *how)
 
 
+def on_a_cpu() -> None:
+    trainer.get_local_rank = lambda: "cpu"
+    checkpointer.get_current_device = lambda: "cpu"
+    torch.accelerator.synchronize = lambda device=None: None
+    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        iterate_in_float32()
+
+
 def write_dataset(samples: str, folder: str) -> None:
-    """Write samples as the speculators library prepares them: an Arrow dataset that gives tensors."""
+    """Write samples as the speculators library prepares them, an Arrow dataset that gives tensors, where it is not there
+    yet: other runs may be reading it."""
+    if (Path(folder) / "dataset_info.json").exists():
+        return
     dataset = Dataset.from_list([json.loads(line) for line in Path(samples).read_text().splitlines()])
     dataset.set_format(type="torch")
     dataset.save_to_disk(folder)
@@ -74,11 +87,8 @@ def main() -> None:
     job = json.load(sys.stdin)
     torch.set_num_threads(job["threads"])
     write_dataset(job["samples"], job["data"])
-    trainer.get_local_rank = lambda: "cpu"
-    checkpointer.get_current_device = lambda: "cpu"
-    torch.accelerator.synchronize = lambda device=None: None
-    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
-        iterate_in_float32()
+    if job["device"] == "cpu":
+        on_a_cpu()
     steps = Steps()
     logging.getLogger().addHandler(steps)
     cli.main(TrainConfig.resolve(job["arguments"]))

@@ -7,11 +7,12 @@
 
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
 same states of the target from files, architecture, loss, optimiser, schedule, number of optimiser steps and of blocks
-in a row, in float32 with the same number of threads, one after the other, each in a process of its own. speculators
-packs the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read
-every sample as often, and takes fewer steps where the longest sample needs a longer row. Tokens are those of samples,
-not padding. Times are those of steps, from fetching a row to the optimiser; the median counts. The peak of memory is
-that of the whole process, libraries included: Triton, which a CPU has no use for, takes 70 MB where it is installed.
+in a row, in float32 (on a GPU bfloat16) with the same number of threads, one after the other, each in a process of its
+own. speculators packs the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so
+that both read every sample as often, and takes fewer steps where the longest sample needs a longer row. Tokens are
+those of samples, not padding. Times are those of steps, from fetching a row to the optimiser; the median counts. The
+peak of memory is that of the whole process, libraries included: Triton, which a CPU has no use for, takes 70 MB where
+it is installed; on a GPU it is the GPU's.
 Everything is kept in DIR, and what is there is not made again.
 
 EAGLE-3: each begins with its own random weights. speculators keeps the draft's head frozen; so does draftkit in the run
@@ -273,6 +274,7 @@ class Bench:
             "states": str(self.states),
             "out": str(out),
             "tokens_per_row": row_size,
+            "device": self.options.device,
             "log_every": 1,
             "optimization": {
                 "optimizer": "adamw",
@@ -381,6 +383,7 @@ class Comparison:
             "data": str(self.data / "data"),
             "arguments": [*chain.from_iterable(words), "--target-layer-ids", *map(str, self.subject.layers)],
             "threads": self.options.threads,
+            "device": self.options.device,
         }
         run_worker(self.options.speculators_python, "scripts.bench._speculators_train", job, result)
 
@@ -452,9 +455,6 @@ class Comparison:
             "data-path": self.data / "data",
             "log-dir": self.folder / "speculators" / "logs",
             "speculator-type": self.recipe,
-            "draft-attn-impl": self.options.speculators_attention,
-            "loss-implementation": "eager",
-            "hidden-states-dtype": "float32",
             "total-seq-len": self.options.tokens_per_row,
             "train-data-ratio": (len(training) + 0.5) / len(samples),
             "num-workers": 0,
@@ -464,6 +464,10 @@ class Comparison:
             "seed": self.options.seed,
             **self.kind.arguments,
         }
+        if self.options.device == "cpu":
+            settings |= {"draft-attn-impl": "sdpa", "loss-implementation": "eager", "hidden-states-dtype": "float32"}
+        if self.options.speculators_attention is not None:
+            settings |= {"draft-attn-impl": self.options.speculators_attention, "loss-implementation": "eager"}
         if not self.options.defaults:
             settings |= OPTIMIZATION
         elif self.recipe != "eagle3":
@@ -578,7 +582,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
     parser.add_argument("--recipe", choices=(*RECIPES, *PARENTS), default="eagle3")
     parser.add_argument("--anchors", type=int, default=128, help="blocks of a row, for block drafters")
-    parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
+    parser.add_argument(
+        "--speculators-attention", choices=("sdpa", "eager"), help="default: sdpa on a CPU, compiled on a GPU"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda, where each trains in bfloat16")
     return parser.parse_args()
 
 

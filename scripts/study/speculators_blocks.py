@@ -102,6 +102,7 @@ class Training:
             "data": str(self.data / "data"),
             "arguments": [str(argument) for argument in self._arguments(DRAFTS[name], run)],
             "threads": self.options.threads,
+            "device": "cpu",
         }
         run_worker(self.options.speculators_python, "scripts.bench._speculators_train", job, run / "result.json")
         publish(run / "checkpoints" / str(self.options.epochs - 1), out)

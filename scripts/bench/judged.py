@@ -1,0 +1,69 @@
+"""Drafts judged by the same answers: the acceptance length that serving would have, simulated, and how much
+longer each one's is than the first one's, answer by answer.
+
+`python -m scripts.bench.judged --target TARGET --samples SAMPLES [--skip 1996] [--limit 800] [--k 4] [--out FILE]
+DRAFT [DRAFT …]`
+
+`--skip` leaves out the first samples, which drafts were trained on. A draft is named by its folder and judged once:
+what FILE has already is not judged again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from draftkit.data.sample_files import read_training_samples
+from draftkit.data.states.online import load_training_target
+from draftkit.results.metrics import length
+from draftkit.results.statistics import gain, length_over_prompts
+from draftkit.targets.devices import device_named, dtype_named
+from draftkit.train.tuner import simulate_acceptance
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafts", nargs="+", metavar="DRAFT")
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--samples", type=Path, required=True, help="that `draftkit data prepare` has written")
+    parser.add_argument("--skip", type=int, default=0, help="of them, from the first one on")
+    parser.add_argument("--limit", type=int, default=800, help="of the rest")
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="a JSON file of each draft's sums, read if it is there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    samples = read_training_samples(options.samples)[options.skip : options.skip + options.limit]
+    device = device_named(None)
+    target = load_training_target(options.target, device=device, dtype=dtype_named(None, device))
+    found = json.loads(options.out.read_text()) if options.out is not None and options.out.exists() else {}
+    for draft in options.drafts:
+        if draft not in found:
+            simulated = simulate_acceptance(draft, target, samples, k=options.k)
+            found[draft] = {str(number): sums for number, sums in simulated.sums.items()}
+        if options.out is not None:
+            options.out.write_text(json.dumps(found))
+    Console(width=160).print(table(found, options))
+
+
+def table(found: dict[str, dict[str, tuple[int, int]]], options: argparse.Namespace) -> Table:
+    first = found[options.drafts[0]]
+    title = f"{len(first)} answers, K={options.k}, torch {torch.__version__}"
+    out = Table("draft", "acceptance length", "beside the first", title=title)
+    for draft in options.drafts:
+        sums = found[draft]
+        numbers = sorted(first.keys() & sums.keys(), key=int)
+        before, after = ([of[number] for number in numbers] for of in (first, sums))
+        out.add_row(draft, length(length_over_prompts(list(sums.values())), 3), length(gain(before, after), 3, signed=True))
+    return out
+
+
+if __name__ == "__main__":
+    main()
