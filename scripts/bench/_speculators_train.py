@@ -74,8 +74,8 @@ def on_a_cpu() -> None:
 
 
 def write_dataset(samples: str, folder: str) -> None:
-    """Write samples as the speculators library prepares them, an Arrow dataset that gives tensors, where it is not there
-    yet: other runs may be reading it."""
+    """Write samples as the speculators library prepares them, an Arrow dataset that gives tensors; where there is one,
+    other runs may be reading it."""
     if (Path(folder) / "dataset_info.json").exists():
         return
     dataset = Dataset.from_list([json.loads(line) for line in Path(samples).read_text().splitlines()])

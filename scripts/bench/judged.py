@@ -61,7 +61,8 @@ def table(found: dict[str, dict[str, tuple[int, int]]], options: argparse.Namesp
         sums = found[draft]
         numbers = sorted(first.keys() & sums.keys(), key=int)
         before, after = ([of[number] for number in numbers] for of in (first, sums))
-        out.add_row(draft, length(length_over_prompts(list(sums.values())), 3), length(gain(before, after), 3, signed=True))
+        own = length_over_prompts(list(sums.values()))
+        out.add_row(draft, length(own, 3), length(gain(before, after), 3, signed=True))
     return out
 
 
