@@ -168,7 +168,7 @@ def test_help(command: tuple[str, ...], draftkit: Command, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name != "target"])
+@pytest.mark.parametrize("name", zoo.drafts())
 def test_a_conversion_and_the_way_back(name: str, draftkit: Command, tmp_path: Path) -> None:
     """The configuration of the unified folder, the digest of its weights, and those of what vLLM takes."""
     there, back = tmp_path / "unified", tmp_path / "vllm"

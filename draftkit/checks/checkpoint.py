@@ -89,6 +89,26 @@ def not_run(spec: DraftSpec) -> Iterator[Finding]:
         yield Finding("not-run", "note", reason, source="draftkit")
 
 
+@check
+def other_sizes(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
+    """A draft that reads states, or proposes tokens, of other sizes than this target's. A language model of its own
+    reads none, and may share some of its tokens."""
+    if (read := getattr(spec.architecture, "target_hidden_size", None)) is None:
+        return
+    sizes = (("hidden states", read, target.hidden_size), ("tokens", spec.architecture.vocab_size, target.vocab_size))
+    for what, mine, theirs in sizes:
+        if mine != theirs:
+            yield Finding(
+                "other-sizes",
+                "error",
+                f"the draft is for a target with {mine} {what}; {target.name} has {theirs}",
+                cost="nothing runs it beside this target",
+                fix="pass the target that the draft was trained for with --target",
+                source="draftkit",
+            )
+            return
+
+
 @check_unless("d2t", "gguf-d2t-offsets")
 def zero_d2t(tensors: Tensors) -> Iterator[Finding]:
     if "d2t" in tensors and not any(integers(tensors["d2t"])):

@@ -146,9 +146,8 @@ def _refuse_revision(source: str, revision: str | None) -> None:
 
 
 def _in_zoo(source: str) -> Located:
-    target = "zoo:target"
-    path = zoo.path(source.removeprefix("zoo:"))
-    return Located(path, source, default_target=None if source == target else target)
+    name = source.removeprefix("zoo:")
+    return Located(zoo.path(name), source, default_target="zoo:target" if name in zoo.drafts() else None)
 
 
 def _in_folder(source: str, as_file: bool) -> Located:

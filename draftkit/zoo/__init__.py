@@ -8,11 +8,17 @@ from pathlib import Path
 from draftkit.errors import SourceError
 
 _MODELS = Path(__file__).parent / "models"
+_OF_OTHERS = {"smollm2-eagle3"}  # of SmolLM2-135M-Instruct, which is too large to be embedded
 
 
 def names() -> list[str]:
     """The names of the embedded models, sorted."""
     return sorted(folder.name for folder in _MODELS.glob("*/"))
+
+
+def drafts() -> list[str]:
+    """The names of the drafts of `zoo:target`, sorted."""
+    return [name for name in names() if name != "target" and name not in _OF_OTHERS]
 
 
 def path(name: str) -> Path:

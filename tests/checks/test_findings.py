@@ -14,7 +14,7 @@ from conftest import Command
 from fixtures.checkpoints import pico
 
 from draftkit import zoo
-from draftkit.checks.checkpoint import findings_of_reading
+from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.pair import other_precision, other_target
 from draftkit.checks.registry import check, checks_of, run_checks
@@ -87,7 +87,7 @@ CASES = {
 # These need layouts of their own, and are tested beside them.
 ELSEWHERE = {
     *("contradiction", "medusa-head-count", "unstated-residual", "vocabulary-map", "not-run"),
-    *("causality-in-vllm", "merged-adapter", "narrow-window"),
+    *("causality-in-vllm", "merged-adapter", "narrow-window", "other-sizes"),
 }
 SOUND = (
     Case(),
@@ -174,6 +174,23 @@ def test_drafts_of_the_zoo_are_for_its_target_by_any_name(name: str) -> None:
     folder = zoo.path("target")
     with open_draft(f"zoo:{name}", str(folder)) as draft:
         assert other_target.run(Evidence.of_draft(draft, target=read_target_facts(folder, str(folder), None))) == []
+
+
+@pytest.mark.parametrize(("hidden", "vocabulary", "told"), [
+    (64, 320, None), (96, 320, "64 hidden states; {} has 96"), (64, 400, "320 tokens; {} has 400"),
+])  # fmt: skip
+def test_a_target_of_other_sizes_is_told_of_a_draft_that_is_converted(
+    hidden: int, vocabulary: int, told: str | None, tmp_path: Path
+) -> None:
+    """What `convert` refuses of a foreign draft, `inspect` called sound once it was converted."""
+    source, target = Case().write(tmp_path)
+    draft = read_draft(convert_checkpoint(source, tmp_path / "draft", target=target))
+    facts = replace(read_target_facts(Path(target), target, None), hidden_size=hidden, vocab_size=vocabulary)
+    found = {finding.name: finding for finding in findings_of_draft(draft, facts)}
+    assert ("other-sizes" in found) == (told is not None)
+    if told is not None:
+        assert found["other-sizes"].severity == "error"
+        assert told.format(target) in found["other-sizes"].message
 
 
 def test_a_check_runs_where_all_it_needs_is_known_and_nothing_explains_it() -> None:

@@ -86,7 +86,7 @@ def recorded(
 
 @lru_cache
 def zoo_result() -> Any:
-    drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
+    drafts = [f"zoo:{name}" for name in zoo.drafts()]
     return draftkit.evaluate_draft(
         "zoo:target", drafts, Settings(concurrency=16, limit=16, max_new_tokens=32, repeats=0)
     )

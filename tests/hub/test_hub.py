@@ -299,12 +299,14 @@ def test_a_source_is_called_by_its_name_and_not_by_its_path(
 def test_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "_MODELS", tmp_path)
     assert zoo.names() == []
-    folder(tmp_path, "target/config.json", "eagle/config.json", "README.md")
-    assert zoo.names() == ["eagle", "target"]
+    folder(tmp_path, "target/config.json", "eagle/config.json", "smollm2-eagle3/config.json", "README.md")
+    assert zoo.names() == ["eagle", "smollm2-eagle3", "target"]
+    assert zoo.drafts() == ["eagle"]
     assert hub.locate("zoo:eagle") == hub.Located(tmp_path / "eagle", "zoo:eagle", default_target="zoo:target")
     assert hub.locate("zoo:target").default_target is None
+    assert hub.locate("zoo:smollm2-eagle3").default_target is None
     for name in ("medusa", "../zoo", ""):
-        with pytest.raises(SourceError, match="one of zoo:eagle, zoo:target"):
+        with pytest.raises(SourceError, match="one of zoo:eagle, zoo:smollm2-eagle3, zoo:target"):
             hub.locate(f"zoo:{name}")
     with pytest.raises(SourceError, match="has no revisions"):
         hub.locate("zoo:eagle", revision="v1")

@@ -321,7 +321,7 @@ def test_only_a_hub_id_is_a_base_model(draft: Path, target: str, base: str | Non
     assert (header.get("base_model"), header.get("base_model_relation")) == (base, relation)
 
 
-@pytest.mark.parametrize("name", sorted(set(zoo.names()) - {"target"}))
+@pytest.mark.parametrize("name", zoo.drafts())
 def test_a_card_for_every_method(name: str, tmp_path: Path) -> None:
     draft = convert_checkpoint(f"zoo:{name}", tmp_path / "draft", target="zoo:target")
     spec = read_draft(draft).spec
