@@ -69,13 +69,12 @@ class TargetAdapter:
         """Add the adapter to the weights of a model of its base, but for those of what is left out of it. Raises
         `FormatError` where it does not fit these."""
         changed = changed_weights(open_adapter(self.located, self.base))
-        names: Mapping[str, str] = stored_names(model, [name for name, _ in model.named_parameters()])
+        names = {stored: name for name, stored in stored_names(model, changed).items()}
         own = dict(model.named_parameters())
-        inside = {stored: name for name, stored in names.items()}
         for stored, handle in changed.items():
             if is_left_out(model, stored):
                 continue
-            parameter = own.get(names.get(stored, inside.get(stored, stored)))
+            parameter = own.get(names.get(stored, stored))
             if parameter is None or parameter.shape != handle.shape or parameter.is_meta:
                 raise TargetError(
                     f"{stored}, which the adapter {self.name} changes, is no weight of its own in the loaded model",

@@ -21,7 +21,6 @@ PARTS = frozenset({
     "vision_tower", "visual",
 })  # fmt: skip
 ENTERED = {"qwen2_audio": {"audio_tower"}}  # by a forward of text, by type of model
-LEFT_OUT = "_left_out_by_draftkit"  # the attribute of a model
 
 
 @contextmanager
@@ -55,11 +54,11 @@ def _take_out(model: PreTrainedModel) -> None:
     for part, name in beside:
         delattr(part, name)
     names = {name for _, name in beside}
-    setattr(model, LEFT_OUT, names)
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     model._keys_to_ignore_on_load_unexpected = {*ignored, *(rf"(^|\.){re.escape(name)}\." for name in names)}
 
 
 def is_left_out(model: PreTrainedModel, weight: str) -> bool:
-    """Whether a weight of the checkpoint is of what was taken out of the model."""
-    return not getattr(model, LEFT_OUT, frozenset()).isdisjoint(weight.split("."))
+    """Whether a weight of the checkpoint is of what a model has no part for: what was taken out of it, or what
+    transformers passes over for its kind."""
+    return any(re.search(pattern, weight) for pattern in model._keys_to_ignore_on_load_unexpected or ())

@@ -10,8 +10,9 @@ import pytest
 import torch
 from conftest import Command
 from fixtures.checkpoints import pico
-from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from fixtures.checkpoints.visual import VISUAL, visual_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from draftkit import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
@@ -31,7 +32,12 @@ def base(tmp_path: Path) -> Path:
 def adapter(folder: Path, base: Path, strength: float = 0.3, **settings: object) -> Path:
     """An adapter with random matrices, as peft writes it."""
     chosen = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]} | settings
-    model = get_peft_model(pico.llama(), LoraConfig(**chosen))  # type: ignore[arg-type]
+    save(get_peft_model(pico.llama(), LoraConfig(**chosen)), folder, base, strength)  # type: ignore[arg-type]
+    return folder
+
+
+def save(model: PeftModel, folder: Path, base: Path, strength: float) -> None:
+    """Write an adapter as one of `base`, its matrices at random."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -39,7 +45,6 @@ def adapter(folder: Path, base: Path, strength: float = 0.3, **settings: object)
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * strength)
     model.peft_config["default"].base_model_name_or_path = str(base)  # type: ignore[index]
     model.save_pretrained(str(folder))
-    return folder
 
 
 def generated(name: str) -> list[list[int]]:
@@ -58,6 +63,29 @@ def test_an_adapter_is_the_merged_model(settings: dict[str, object], base: Path,
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     assert generated(name) == generated(str(merged)) != generated(str(base))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("kind", VISUAL)
+def test_targets_that_read_images_are_merged_with_what_reads_them_and_without(kind: str, tmp_path: Path) -> None:
+    """However peft's base spelled the names of layers: as transformers does now, as it did, or as the text alone."""
+    base, one = tmp_path / "base", tmp_path / "one"
+    visual_model(kind).save_pretrained(base)
+    adapted = get_peft_model(visual_model(kind), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    save(adapted, one, base, 0.3)
+    expected = adapted.merge_and_unload()
+    opened = open_target(adapted_name(str(base), str(one)))
+    tensors = load_file(one / "adapter_model.safetensors")
+    for layers in ("model.language_model.", "language_model.model.", "model."):
+        spelled = {name.replace("model.language_model.", layers): tensor for name, tensor in tensors.items()}
+        save_file(spelled, one / "adapter_model.safetensors")
+        whole = opened.with_images().load(device="cpu", dtype=torch.float32).state_dict()
+        assert whole.keys() == expected.state_dict().keys()
+        for name, weight in expected.state_dict().items():
+            torch.testing.assert_close(whole[name], weight, atol=1e-5, rtol=1e-5)
+    prompt, size = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 24, "do_sample": False}
+    assert [5, 6, 7, *generated(opened.name)[0]] == expected.generate(prompt, **size)[0].tolist()
+    assert generated(opened.name) != generated(str(base))
 
 
 def edit(folder: Path, **changes: object) -> None:

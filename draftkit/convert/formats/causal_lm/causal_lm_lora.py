@@ -132,7 +132,8 @@ def changed_weights(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
     assert checkpoint.adapter is not None
     path = checkpoint.source.path / ADAPTER_CONFIG
     settings = _read_settings(Facts(checkpoint.adapter.config, path), checkpoint.adapter.config, path)
-    base, changes = _base_model(checkpoint), _read_changes(checkpoint)
+    changes = _read_changes(checkpoint)
+    base = _as_called(_base_model(checkpoint), changes)
     _check_names(checkpoint, settings, base, changes)
     moves = [
         _with_changes(checkpoint, settings, base, changes, replace(copy(base[name], base[name].name), sources=(name,)))
@@ -146,6 +147,21 @@ def _base_model(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
     tensors = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER_PREFIX)}
     renames = full_names(tensors)
     return {renamed(name, renames): handle for name, handle in tensors.items()}
+
+
+def _as_called(base: dict[str, TensorHandle], changes: Changes) -> dict[str, TensorHandle]:
+    """The base model's tensors, those that the adapter calls otherwise under its names too: transformers has the
+    `language_model.model.layers` of a file as `model.language_model.layers`, or as `model.layers` of the text alone."""
+    spelled: dict[str, list[str]] = {}
+    for name in base:
+        spelled.setdefault(_core(name), []).append(name)
+    found = {change: spelled.get(_core(change), []) for change in changes.factors.keys() - base.keys()}
+    return base | {change: base[names[0]] for change, names in found.items() if len(names) == 1}
+
+
+def _core(name: str) -> str:
+    """What the spellings of a weight's name share."""
+    return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def _read_settings(facts: Facts, config: dict[str, object], path: Path) -> AdapterSettings:
