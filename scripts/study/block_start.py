@@ -9,7 +9,8 @@ rate that rises for a tenth of the steps and falls to a tenth along a cosine. It
 in FILE.json is not done again. Prints the loss of the first step and the mean of the last ten, lengths with 95 %
 intervals by resampling samples, differences from the first way on the same samples, and processor seconds of the steps.
 
-Answered at 17cef1a (`benchmarks/training.md`): DFlash begins as the target's last layers, DSpark gains nothing by it.
+Answered at 17cef1a (`benchmarks/training.md`): a DFlash is ahead at first as the target's last layers, DSpark gains
+nothing by it. Longer runs (`benchmarks/smollm2.md`) end no worse at random, which is the default since then.
 Nobody has to keep this running.
 """
 

@@ -179,7 +179,7 @@ def test_dflash2_starts_where_its_dflash_ended(tmp_path: Path) -> None:
 
 
 def test_a_new_dflash2_begins_as_the_dflash_that_begins_alike() -> None:
-    options = {"mask_token_id": V - 1, "layers": (2, 5), "num_layers": 1}
+    options = {"mask_token_id": V - 1, "layers": (2, 5), "num_layers": 1, "begin": "target"}
     first, second = DFlash.start(Origin(target()), DFlashOptions(**options)), fresh_dflash2(**options)  # type: ignore[arg-type]
     theirs = first.tensors()
     torch.testing.assert_close({name: second.tensors()[name] for name in theirs}, theirs, rtol=0, atol=0)

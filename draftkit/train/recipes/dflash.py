@@ -18,9 +18,8 @@ from draftkit.train.settings import Share
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashOptions(BlockOptions):
-    """The options of all block drafters, with the published defaults but for two: a draft's loss is lower after equal
-    steps where it begins as the target's last layers (benchmarks/training.md), and it accepts more where D-PACE (arXiv
-    2605.18810) weighs the drafts (benchmarks/smollm2.md)."""
+    """The options of all block drafters, with the published defaults but for one: a draft accepts more where D-PACE
+    (arXiv 2605.18810) weighs its tokens (benchmarks/smollm2.md)."""
 
     dpace: Share | None = setting(DPACE, 0.5)
 

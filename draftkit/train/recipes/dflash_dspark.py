@@ -21,7 +21,6 @@ class DSparkOptions(BlockOptions):
     - `loss`: DeepSpec's 0.1·CE + 0.9·‖p − q‖₁, which is twice `tv`.
     - `markov_type`, `markov_rank`: as in `MarkovHead`. `confidence`: whether there is a confidence head, with what
       weight `confidence_weight` of its cross-entropy with the chance of acceptance.
-    - `begin`: at random, since the target's layers were not seen to help here (benchmarks/training.md).
     """
 
     loss: LossText = setting("The loss of each row, as ce, kl or 0.1*ce + kl.", "0.1*ce + 1.8*tv")
@@ -31,9 +30,6 @@ class DSparkOptions(BlockOptions):
         "anchor-first",
     )
     block_size: Repeats = setting("The rows of a block.", 7, unit="rows")
-    begin: Literal["target", "random"] = setting(
-        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "random"
-    )
     markov_type: Literal["vanilla", "gated", "rnn"] = setting(
         "vanilla is a bias from the token before alone, gated weighs it by the row's output, rnn keeps a "
         "state over the block.",

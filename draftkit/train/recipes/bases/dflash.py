@@ -79,7 +79,7 @@ class BlockOptions:
     )
     num_layers: Repeats = setting("The layers of the draft.", 2)
     begin: Literal["target", "random"] = setting(
-        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "target"
+        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "random"
     )
     sliding_window: Size | None = setting("The window of all layers but the last, none for none.", None, unit="tokens")
     sink_tokens: Index = sinks_setting()
