@@ -65,6 +65,7 @@ def test_an_adapter_is_the_merged_model(settings: dict[str, object], base: Path,
     assert generated(name) == generated(str(merged)) != generated(str(base))
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", VISUAL)
 def test_targets_that_read_images_are_merged_with_what_reads_them_and_without(kind: str, tmp_path: Path) -> None:
