@@ -144,7 +144,14 @@ FAILURES = (
     ),
     Failure(
         "Many tokens are accepted, and it is no faster",
-        ("latency-disagrees", "speed-unexplained", "speed-disturbed", "no-warm-up", "unequal-baseline"),
+        (
+            "latency-disagrees",
+            "speed-unexplained",
+            "speed-disturbed",
+            "no-warm-up",
+            "unequal-baseline",
+            "mostly-prompts",
+        ),
         (
             ("mlx-lm#1132", "a mixture of experts: 35 % slower"),
             ("llama.cpp#27342", "slower from two requests on"),

@@ -35,7 +35,7 @@ TIMES = {
     "seconds", "plain_seconds", "speed_models", "verdicts", "memory",
     "expected_acceptance_length",
 }  # fmt: skip
-OF_TIMES = {"latency-disagrees", "speed-unexplained", "speed-disturbed", "no-warm-up"}
+OF_TIMES = {"latency-disagrees", "speed-unexplained", "speed-disturbed", "no-warm-up", "mostly-prompts"}
 PLACES = {
     "date",
     "hardware",

@@ -21,6 +21,7 @@ CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance lengt
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
 NOISE = "selector-noise-by-step"  # the rule of vLLM's releases that tells it
 COLD = 5  # times the median that a slowest first token may take
+PROMPTS = 0.5  # of plain decoding's time, from which on its prompts decide more than any draft
 
 
 @check
@@ -239,6 +240,27 @@ def no_warm_up(cell: Cell) -> Iterator[Finding]:
             f"{cell.name}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something "
             "was still warming up",
             extent=ttft[100] / max(ttft[90], 1e-9),
+        )
+
+
+@check
+def mostly_prompts(cell: Cell) -> Iterator[Finding]:
+    """One request at a time, most of which is the wait for its first token, with a draft as without one."""
+    first, tpot, speed = cell.baseline_ttft_ms, cell.tpot_ms, cell.baseline_tokens_per_second
+    if not (first and tpot and speed and cell.concurrency == 1 and cell.num_prompts and cell.baseline_output_tokens):
+        return
+    tokens = cell.baseline_output_tokens / cell.num_prompts
+    request_ms = 1000 * tokens / speed
+    share = first.mean / request_ms
+    if tokens > 1 and PROMPTS < share < 1:
+        decoding = (request_ms - first.mean) / (tokens - 1) / tpot.mean
+        yield Finding(
+            "mostly-prompts",
+            "note",
+            f"{cell.name}: {share:.0%} of plain decoding's time passes before the first tokens, which no draft brings "
+            f"sooner; from there on it is {decoding:.2f} × as fast with the draft",
+            fix="measure answers as long as yours are (--max-new-tokens)",
+            extent=share,
         )
 
 

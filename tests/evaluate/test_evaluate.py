@@ -491,6 +491,8 @@ def doubts(**measured: Any) -> list[str]:
         ({"itl_ms": Times(9.0, 9.0, 9.0)}, "latency-disagrees"),
         ({"ttft_quantiles_ms": (*[1.0] * 100, 50.0)}, "no-warm-up"),
         ({"baseline_output_tokens": 80}, "unequal-baseline"),
+        ({"baseline_ttft_ms": Times(800.0, 800.0, 800.0)}, "mostly-prompts"),
+        ({"baseline_ttft_ms": Times(400.0, 400.0, 400.0)}, None),
         ({}, None),
     ],
 )
@@ -499,9 +501,18 @@ def test_usual_mistakes_are_noticed(changes: dict[str, Any], name: str | None) -
         target="t", draft="d", num_speculative_tokens=4, concurrency=1, temperature=0.0, repetition=0.1,
         acceptance_length=None, itl_ms=Times(3.0, 3.0, 3.0), tpot_ms=Times(1.0, 1.0, 1.0),
         acceptance_length_by_convention={"eagle": 3.0}, ttft_quantiles_ms=(1.0,) * 101, num_prompts=8,
-        output_tokens=100, baseline_output_tokens=100,
+        output_tokens=100, baseline_output_tokens=100, baseline_tokens_per_second=12.5,
     )  # fmt: skip
     assert doubts(cell=replace(sound, **changes)) == ([name] if name else [])
+
+
+def test_what_no_draft_brings_sooner_is_told_apart() -> None:
+    """Of requests of a second with 11 tokens, 0.9 s pass before the first; the others come in 8 ms instead of 10."""
+    times = {"baseline_ttft_ms": Times(900.0, 900.0, 900.0), "tpot_ms": Times(8.0, 8.0, 8.0)}
+    cell = replace(speed_cell(), num_prompts=4, baseline_output_tokens=44, baseline_tokens_per_second=11.0, **times)
+    (finding,) = (f for f in findings(Evidence(cell=cell, settings=QUICK), "measurement") if f.name == "mostly-prompts")
+    assert "90% of plain decoding's time" in finding.message
+    assert "1.25 × as fast with the draft" in finding.message
 
 
 def test_two_beginnings_are_noticed() -> None:
