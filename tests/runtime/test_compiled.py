@@ -42,6 +42,17 @@ def own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def shared_programs(own_programs: None, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel and the target's programs are made once for all tests that take this: half a minute each."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+
+
 def engine(
     drafter: Drafter | None, *, compiled: bool = True, slots: int = 3, k: int = K, mode: str = "coupled",
     tree: str | None = None,
@@ -88,6 +99,7 @@ def tokens_of(made: Engine, asked: tuple[Request, ...]) -> list[list[int]]:
 
 @compiles
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("asked", [requests, sampled], ids=["greedy", "sampled"])
 def test_compiled_rounds_generate_the_same(asked: object, load: Load, caplog: pytest.LogCaptureFixture) -> None:
     """Also where sequences end at different times, and a slot in the middle is free."""
@@ -108,6 +120,7 @@ def test_compiled_rounds_generate_the_same(asked: object, load: Load, caplog: py
 
 @compiles
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize(
     ("name", "tree"), [("n-grams", None), ("DSpark, recurrent", None), ("EAGLE-3", f"eagle:topk=2,depth={K},nodes=6")]
 )
