@@ -244,10 +244,11 @@ def no_warm_up(cell: Cell) -> Iterator[Finding]:
 
 
 @check
-def mostly_prompts(cell: Cell) -> Iterator[Finding]:
+def mostly_prompts(cell: Cell, settings: Settings) -> Iterator[Finding]:
     """One request at a time, most of which is the wait for its first token, with a draft as without one."""
     first, tpot, speed = cell.baseline_ttft_ms, cell.tpot_ms, cell.baseline_tokens_per_second
-    if not (first and tpot and speed and cell.concurrency == 1 and cell.num_prompts and cell.baseline_output_tokens):
+    one_each = cell.concurrency == 1 and settings.turns == "first"
+    if not (one_each and first and tpot and speed and cell.num_prompts and cell.baseline_output_tokens):
         return
     tokens = cell.baseline_output_tokens / cell.num_prompts
     request_ms = 1000 * tokens / speed
