@@ -1,12 +1,15 @@
-"""Golden files: what the ways to measure, the help pages and conversions give, so that a rebuilt house gives the same.
+"""Golden files: what the ways to measure, the subjects of the net and conversions give, so that a rebuilt house gives
+the same.
 
-What a machine decides (times, speeds, versions, its paths) is left out. `DRAFTKIT_GOLDEN=write` writes the files anew,
-which is done on purpose only: a difference is a fault, or it is named in the note of the change that makes it.
+Sentences are left out, and what a machine decides: times, speeds, versions, its paths. `DRAFTKIT_GOLDEN=write` writes
+the files anew, which is done on purpose only: a difference is a fault, or it is named in the note of the change that
+makes it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -15,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from conftest import Command
+from fixtures import net
 from fixtures.servers.llama_program import write_program
 from fixtures.servers.speaking import SpeakingServer, simulated
 from fixtures.servers.vllm_server import VllmTestServer
 
 from draftkit import zoo
-from draftkit.cli import app
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 FAKE_VLLM = Path(__file__).parent / "fixtures/engines/fake_vllm"
@@ -49,6 +51,7 @@ PLACES = {
     "path",
     "url",
 }
+SENTENCES = {"message", "fix", "cost", "title", "convention"}
 
 OWN: dict[str, tuple[object, ...]] = {
     "own-greedy": ("--draft", "zoo:eagle3", "--draft", "zoo:dflash", "--draft", "ngram", "--k", "2,4"),
@@ -64,9 +67,9 @@ OWN: dict[str, tuple[object, ...]] = {
 
 
 def steady(value: Any) -> Any:
-    """A JSON value without what the machine decides."""
+    """A JSON value without what the machine decides, and without sentences."""
     if isinstance(value, dict):
-        return {key: steady(part) for key, part in value.items() if key not in TIMES | PLACES}
+        return {key: steady(part) for key, part in value.items() if key not in TIMES | PLACES | SENTENCES}
     if isinstance(value, list):
         return [steady(part) for part in value]
     if isinstance(value, float):
@@ -81,7 +84,6 @@ def compare(name: str, found: object) -> None:
     path = GOLDEN / name
     text = found if isinstance(found, str) else json.dumps(found, indent=1, sort_keys=True) + "\n"
     if os.environ.get("DRAFTKIT_GOLDEN") == "write":
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
 
@@ -153,18 +155,14 @@ def test_llama_cpp(draftkit: Command, tmp_path: Path, monkeypatch: pytest.Monkey
     compare("llama-cpp.json", measured(draftkit, *SHORT, *options, "--k", K))
 
 
-def commands() -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [()]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        found += [(name,), *((name, part) for part in getattr(command, "commands", {}))]
-    return found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(("draftkit", *command)))
-def test_help(command: tuple[str, ...], draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    compare(f"help/{'-'.join(('draftkit', *command))}.txt", draftkit(*command, "--help").out)
+@pytest.mark.parametrize("subject", net.SUBJECTS)
+def test_the_net(subject: str) -> None:
+    found = dict(importlib.import_module(f"fixtures.net.{subject}").found(full=False))
+    if os.environ.get("DRAFTKIT_GOLDEN") == "write":
+        net.write(subject, found.items())
+    differences = net.differences(subject, found.items())
+    assert not differences, "\n".join(differences)
 
 
 @pytest.mark.slow

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import re
 import typing
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from fixtures.report_results import full_result, old_result
+from fixtures import report_results
 from rich.console import Console
-from test_golden import compare
 
 from draftkit.report.card.markdown import acceptance_table, speed_table
 from draftkit.report.card.model_index import eval_results
@@ -50,7 +46,7 @@ def views(result: Result) -> dict[str, str]:
 
 @pytest.fixture
 def mixed_result() -> Result:
-    return result_from(mixed(), WHERE)
+    return result_from(report_results.mixed_result(), WHERE)
 
 
 def _printed(table: object) -> str:
@@ -68,35 +64,6 @@ def _lines(html: str) -> str:
         )
         for row in rows
     )
-
-
-def mixed() -> dict[str, Any]:
-    """Cells that have and lack what may be lacking."""
-    length = {"mean": 3.5, "low": 3.25, "high": 3.75, "prompts": 80}
-    speedup = {"mean": 2.5, "low": 2.25, "high": 2.75, "prompts": 80}
-    result = copy.deepcopy(full_result())
-    first, second = result["cells"][5], result["cells"][24]
-    found = {
-        "num_rounds": 1100,
-        "drafted_acceptance_length": length,
-        "speedup": 2.5,
-        "speedup_interval": speedup,
-        "passes": 3,
-    }
-    result["cells"] = [
-        first,
-        first | found | {"context": 4096},
-        second | {"temperature": 0.7, "matches_greedy": None, "num_matching_prompts": None},
-        second | {"engine": "vllm", "concurrency": 4, "estimated": True, "num_matching_prompts": 78},
-        second | {"engine": "vllm", "concurrency": 8, "verification": None, "num_matching_prompts": None},
-    ]
-    return result
-
-
-@pytest.mark.parametrize("make", [mixed, old_result])
-def test_what_is_shown_of_cells(make: Callable[[], dict[str, Any]]) -> None:
-    shown = views(result_from(make(), WHERE))
-    compare(f"views-{make.__name__}.txt", "".join(f"{view}\n{text.strip()}\n\n" for view, text in shown.items()))
 
 
 def test_tables_beside_the_first_fit_80_columns(mixed_result: Result) -> None:
