@@ -1,5 +1,4 @@
-"""Golden files: what the ways to measure, the subjects of the net and conversions give, so that a rebuilt house gives
-the same.
+"""Golden files: what the ways to measure and the subjects of the net give, so that a rebuilt house gives the same.
 
 Sentences are left out, and what a machine decides: times, speeds, versions, its paths. `DRAFTKIT_GOLDEN=write` writes
 the files anew, which is done on purpose only: a difference is a fault, or it is named in the note of the change that
@@ -8,7 +7,6 @@ makes it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -23,8 +21,6 @@ from fixtures import net
 from fixtures.servers.llama_program import write_program
 from fixtures.servers.speaking import SpeakingServer, simulated
 from fixtures.servers.vllm_server import VllmTestServer
-
-from draftkit import zoo
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 FAKE_VLLM = Path(__file__).parent / "fixtures/engines/fake_vllm"
@@ -163,22 +159,3 @@ def test_the_net(subject: str) -> None:
         net.write(subject, found.items())
     differences = net.differences(subject, found.items())
     assert not differences, "\n".join(differences)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.drafts())
-def test_a_conversion_and_the_way_back(name: str, draftkit: Command, tmp_path: Path) -> None:
-    """The configuration of the unified folder, the digest of its weights, and those of what vLLM takes."""
-    there, back = tmp_path / "unified", tmp_path / "vllm"
-    found: dict[str, object] = {}
-    for source, out, options in ((f"zoo:{name}", there, ()), (there, back, ("--to", "vllm"))):
-        outcome = draftkit("convert", source, out, "--target", "zoo:target", *options)
-        if outcome.code:
-            found[out.name] = {"refused": outcome.err.replace(str(tmp_path), "(a place)")}
-            continue
-        found[out.name] = {
-            "config": steady(json.loads((out / "config.json").read_text())),
-            "files": sorted(path.name for path in out.iterdir()),
-            "weights": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
-        }
-    compare(f"convert-{name}.json", found)

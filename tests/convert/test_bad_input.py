@@ -8,7 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,9 @@ import pytest
 import torch
 from conftest import Command, Outcome
 from fixtures.checkpoints import pico
+from fixtures.checkpoints.bad import SOURCES, TARGETS, eagle, eagle3
 
 from draftkit.convert.api import convert_checkpoint
-
-Build = Callable[[Path], object]
 
 
 def assert_refused(ran: Outcome, *problems: str) -> None:
@@ -37,148 +36,6 @@ def assert_refused(ran: Outcome, *problems: str) -> None:
 
 
 # --- sources: every one is refused by `convert` and by `inspect` alike
-
-
-def eagle(*, safetensors: bool = False, drop: tuple[str, ...] = (), **config: object) -> Build:
-    """An EAGLE-1 checkpoint with other config values and without the keys to drop."""
-
-    def build(folder: Path) -> None:
-        values = {key: value for key, value in pico.eagle_config(**config).items() if key not in drop}
-        pico.write_checkpoint(folder, values, pico.eagle_tensors(), safetensors=safetensors)
-
-    return build
-
-
-def eagle_with(**tensors: torch.Tensor | None) -> Build:
-    """An EAGLE-1 checkpoint with some tensors replaced (None: missing); `__` in a name stands for a dot."""
-
-    def build(folder: Path) -> None:
-        changes = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-        changed = {name: tensor for name, tensor in (pico.eagle_tensors() | changes).items() if tensor is not None}
-        pico.write_checkpoint(folder, pico.eagle_config(), changed)
-
-    return build
-
-
-def eagle_file(file: str, content: bytes | str) -> Build:
-    """An EAGLE-1 checkpoint with a file written over."""
-
-    def build(folder: Path) -> None:
-        eagle(safetensors=file.endswith(".safetensors"))(folder)
-        (folder / file).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return build
-
-
-def truncated(file: str, keep: float) -> Build:
-    """An EAGLE-1 checkpoint whose weight file ends early."""
-
-    def build(folder: Path) -> None:
-        eagle(safetensors=file.endswith(".safetensors"))(folder)
-        os.truncate(folder / file, int((folder / file).stat().st_size * keep))
-
-    return build
-
-
-def without(file: str) -> Build:
-    def build(folder: Path) -> None:
-        eagle()(folder)
-        (folder / file).unlink()
-
-    return build
-
-
-def causal_lm(**config: object) -> Build:
-    def build(folder: Path) -> None:
-        pico.save_llama(folder, num_hidden_layers=1)
-        written = json.loads((folder / "config.json").read_text()) | config
-        (folder / "config.json").write_text(json.dumps(written))
-
-    return build
-
-
-def eagle3(**config: object) -> Build:
-    return lambda folder: pico.write_checkpoint(folder, pico.eagle3_config(**config), pico.eagle3_tensors())
-
-
-HALF = torch.float16
-SOURCES: dict[str, tuple[Build, tuple[str, ...]]] = {
-    "no folder": (lambda folder: None, ("there is no folder", "source")),
-    "a file": (lambda folder: folder.write_text(""), ("is a file", "pass the folder")),
-    "an empty folder": (lambda folder: folder.mkdir(), ("config.json is missing",)),
-    "no config": (without("config.json"), ("config.json is missing",)),
-    "no weights": (without("pytorch_model.bin"), ("holds no weights", "model.safetensors", "pytorch_model.bin")),
-    "config is not JSON": (eagle_file("config.json", '{"hidden_size": 64'), ("config.json is not valid JSON",)),
-    "config is binary": (eagle_file("config.json", b"\xff\xfe\x00\xff"), ("config.json is not valid JSON",)),
-    "config is a list": (eagle_file("config.json", "[1, 2]"), ("config.json holds list, not an object",)),
-    "no hidden_size": (eagle(hidden_size=None), ("config key hidden_size is missing", "config.json")),
-    "hidden_size is text": (eagle(hidden_size="64"), ("config key hidden_size is '64'", "expected: int")),
-    "hidden_size is true": (eagle(hidden_size=True), ("config key hidden_size is True", "expected: int")),
-    "no heads": (eagle(num_attention_heads=0), ("config key num_attention_heads is 0", "a positive integer")),
-    "negative layers": (eagle(intermediate_size=-96), ("config key intermediate_size is -96",)),
-    "no key heads": (eagle(num_key_value_heads=0), ("config key num_key_value_heads is 0",)),
-    "no vocabulary": (eagle(vocab_size=0), ("config key vocab_size is 0",)),
-    "layers are text": (eagle(num_hidden_layers="one"), ("config key num_hidden_layers is 'one'",)),
-    "rope_theta is text": (eagle(rope_theta="big"), ("config key rope_theta is 'big'", "expected: float")),
-    "nested rope_theta is text": (eagle(rope_parameters={"rope_theta": "big"}), ("config key rope_theta is 'big'",)),
-    "rope_scaling is text": (eagle(rope_scaling="linear"), ("config key rope_scaling is 'linear'", "an object")),
-    "unknown config key": (eagle(attn_temperature=2), ("attn_temperature: 2", "--ignore-key KEY")),
-    "unknown format": (
-        lambda folder: pico.write_checkpoint(folder, {}, {"a.weight": torch.ones(2)}),
-        ("no known draft format", "a.weight", "draftkit formats"),
-    ),
-    "no tensors": (lambda folder: pico.write_checkpoint(folder, {}, {}), ("no known draft format",)),
-    "truncated .bin": (truncated("pytorch_model.bin", 0.9), ("pytorch_model.bin is truncated or damaged",)),
-    "half a .bin": (truncated("pytorch_model.bin", 0.5), ("pytorch_model.bin is truncated or damaged",)),
-    "empty .bin": (truncated("pytorch_model.bin", 0), ("pytorch_model.bin is truncated or damaged",)),
-    "truncated .safetensors": (truncated("model.safetensors", 0.9), ("model.safetensors is truncated or damaged",)),
-    "empty .safetensors": (truncated("model.safetensors", 0), ("model.safetensors is truncated or damaged",)),
-    "Git LFS pointer": (
-        eagle_file("pytorch_model.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
-        ("Git LFS pointer", "git lfs pull"),
-    ),
-    "wrong shapes": (
-        eagle_with(
-            layers__0__mlp__up_proj__weight=torch.zeros(95, 64, dtype=HALF),
-            embed_tokens__weight=torch.zeros(319, 64, dtype=HALF),
-        ),
-        (
-            "wrong shape: layers.0.mlp.up_proj.weight is [95, 64], expected [96, 64]",
-            "wrong shape: embed_tokens.weight is [319, 64], expected [320, 64]",
-        ),
-    ),
-    "wrong dtype": (
-        eagle_with(layers__0__mlp__up_proj__weight=torch.zeros(96, 64, dtype=torch.int8)),
-        ("wrong dtype: layers.0.mlp.up_proj.weight is I8",),
-    ),
-    "missing and unexpected tensors": (
-        eagle_with(
-            layers__0__self_attn__o_proj__weight=None,
-            layers__0__mlp__down_proj__weight=None,
-            norm__weight=torch.ones(64, dtype=HALF),
-        ),
-        (
-            "missing: layers.0.self_attn.o_proj.weight [64, 64]",
-            "missing: layers.0.mlp.down_proj.weight [64, 96]",
-            "unexpected: norm.weight [64]",
-        ),
-    ),
-    "q_proj is a vector": (
-        eagle_with(layers__0__self_attn__q_proj__weight=torch.zeros(64, dtype=HALF)),
-        ("layers.0.self_attn.q_proj.weight has shape [64]", "a matrix"),
-    ),
-    "heads that do not divide": (eagle(num_attention_heads=3), ("wrong shape: layers.0.self_attn.q_proj.weight",)),
-    "EAGLE-3 of another width": (
-        eagle3(target_hidden_size=100),
-        ("fc.weight has 192 columns", "no multiple of the target's width 100", "target_hidden_size"),
-    ),
-    "causal LM of no known type": (causal_lm(model_type="no-such-model"), ("model_type 'no-such-model'",)),
-    "causal LM without heads": (causal_lm(num_attention_heads=0), ("config key num_attention_heads is 0",)),
-    "causal LM of another width": (
-        causal_lm(intermediate_size=95),
-        ("wrong shape: model.layers.0.mlp.up_proj.weight is [96, 64], expected [95, 64]",),
-    ),
-}
 
 
 @pytest.mark.slow
@@ -225,38 +82,6 @@ def test_a_hostile_pickle_is_refused_and_named(name: str, draftkit: Command, tmp
 
 
 # --- targets
-
-
-def other_target(without: Sequence[str] = (), **changes: object) -> Build:
-    def build(folder: Path) -> None:
-        pico.save_target_config(folder, **changes)
-        config = json.loads((folder / "config.json").read_text())
-        config = {key: value for key, value in config.items() if key not in without}
-        (folder / "config.json").write_text(json.dumps(config))
-
-    return build
-
-
-TARGETS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
-    "another hidden size and vocabulary": (
-        eagle(),
-        other_target(hidden_size=96, vocab_size=640),
-        ("the draft reads 64, the target has 96", "the draft has 320 tokens, the target 640"),
-    ),
-    "another hidden size, EAGLE-3": (
-        eagle3(),
-        other_target(hidden_size=96),
-        ("the draft reads 64, the target has 96", "--target"),
-    ),
-    "no number of layers": (
-        eagle3(),
-        other_target(without=["num_hidden_layers", "model_type"]),
-        ("no usable num_hidden_layers (found None)",),
-    ),
-    "too few layers": (eagle3(), other_target(num_hidden_layers=6), ("has 6 layers", "at least 7")),
-    "no config": (eagle3(), lambda folder: folder.mkdir(), ("config.json is missing",)),
-    "no folder": (eagle3(), lambda folder: None, ("there is no folder",)),
-}
 
 
 @pytest.mark.parametrize("name", TARGETS)
