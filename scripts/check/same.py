@@ -257,7 +257,7 @@ def _timed(one: Tree, command: str, turn: int) -> tuple[float, float]:
         "OUT.html": one.work / f"{turn}.html",
         "RESULT": one.work / "result.json",
     }
-    arguments = [str(places.get(word, word)) for word in command.split()]
+    arguments = [places.get(word, word) for word in command.split()]
     log = one.work / "speed.log"
     began = time.monotonic()
     with log.open("w") as file:
