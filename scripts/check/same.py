@@ -212,8 +212,8 @@ def show(compared: Comparison, shown: int) -> None:
         if len(keys) > LISTED:
             print(f"  {kind}: {len(keys) - LISTED} more")
     for key in compared.changed[:shown]:
-        sides = (_readable(side[key]) for side in (compared.before, compared.after))
-        diff = list(unified_diff(*sides, f"before {compared.subject}/{key}", "after", lineterm="", n=1))
+        old, new = _readable(compared.before[key]), _readable(compared.after[key])
+        diff = list(unified_diff(old, new, f"before {compared.subject}/{key}", "after", lineterm="", n=1))
         print(*(line[:200] for line in diff[:DIFF_LINES]), sep="\n")
         if len(diff) > DIFF_LINES:
             print(f"  … {len(diff) - DIFF_LINES} more lines")
@@ -235,7 +235,7 @@ def speeds(before: Tree, after: Tree) -> Iterator[str]:
     }
     for one in (before, after):
         environment = one.environment(one.path / "tests")
-        subprocess.run([sys.executable, "-c", WRITE_RESULT, one.work / "result.json"], env=environment, check=True)
+        subprocess.run([sys.executable, "-c", WRITE_RESULT, str(one.work / "result.json")], env=environment, check=True)
     for name, command in commands.items():
         print(f"{SPEED} {name} …", flush=True)
         taken: dict[str, list[tuple[float, float]]] = {before.name: [], after.name: []}
