@@ -266,8 +266,7 @@ def _timed(one: Tree, command: str, turn: int) -> tuple[float, float]:
             cwd=one.work, env=one.environment(one.path / "tests"), stdout=file, stderr=file,
         )  # fmt: skip
         _, status, used = os.wait4(process.pid, 0)
-    if process.returncode is None:
-        process.returncode = os.waitstatus_to_exitcode(status)
+    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"draftkit {' '.join(arguments)} fails {one.name}:\n{log.read_text()[-2000:]}")
     return time.monotonic() - began, used.ru_utime + used.ru_stime
