@@ -74,7 +74,7 @@ gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m scripts.bench.gpu
 
-# Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/kernels.md. It needs no GPU.
+# Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/data/kernels.md. It needs no GPU.
 compile-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m scripts.gpu.compile
 
