@@ -225,3 +225,15 @@ def test_contributing_names_files_that_there_are() -> None:
     )
     assert len(named) > 30
     assert not [word for word in named if not any((room / word).exists() for room in rooms)]
+
+
+def test_every_attack_that_found_a_fault_keeps_its_test() -> None:
+    tests = PACKAGE.parent / "tests"
+    kept = re.findall(r"`([\w/]+\.py)(?:::(\w+))?` \|$", (tests / "attacks.md").read_text(), re.MULTILINE)
+    assert len(kept) > 30
+    gone = [
+        f"{file}::{name}"
+        for file, name in kept
+        if not (tests / file).exists() or (name and f"def {name}(" not in (tests / file).read_text())
+    ]
+    assert not gone
