@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # What Python compiles is kept: each worker, and each command that a test runs, would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-long test-oldest lint format docs bench browser compile-gpu
+.PHONY: demo test quick test-long test-oldest lint format docs bench gpu browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
@@ -69,7 +69,12 @@ docs: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m scripts.bench.runtime
 
-# Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/kernels.md. It needs no GPU.
+# On a machine with a GPU: the tests that need one, and rounds beside the roofline.
+gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m scripts.bench.gpu
+
+# Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/data/kernels.md. It needs no GPU.
 compile-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m scripts.gpu.compile
 

@@ -340,7 +340,7 @@ def _markdown(text: str) -> str:
 
 def of_the_project() -> Iterator[tuple[str, str]]:
     """Pages that the repository has outside of docs/, by their place below `reference/project`, and lists of them."""
-    for name in ("CHANGELOG", "CONTRIBUTING"):
+    for name in ("CHANGELOG", "CONTRIBUTING", "benchmarks/README", "benchmarks/LOG"):
         yield f"{name}.md", (ROOT / f"{name}.md").read_text(encoding="utf-8")
     for folder, title, about in LISTS:
         pages = [path for path in sorted((ROOT / folder).glob("*.md")) if path.name != "template.md"]
@@ -353,7 +353,6 @@ def of_the_project() -> Iterator[tuple[str, str]]:
 
 
 LISTS = (
-    ("benchmarks", "Benchmarks", "Every figure here was measured, with the command and the commit beside it."),
     ("model_cards", "Model cards", "Cards as `draftkit card` writes them, of drafts that anybody can make again."),
 )
 

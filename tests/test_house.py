@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from conftest import Command
 
 from draftkit.layout.families import families
 
@@ -22,6 +26,7 @@ ROOMS = (
     "publish", "cli",
 )  # fmt: skip
 MOST_LINES = 100  # of a function
+MOST_OF_ALL, MOST_FILES, MOST_ENTERED = 76_300, 483, 101
 FILES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
 )
@@ -56,6 +61,30 @@ def types_of(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
             names = (target.id for target in node.targets if isinstance(target, ast.Name))
             yield from (name for name in names if re.fullmatch("[A-Z][a-z]+([A-Z][a-z]+)*", name))
+
+
+def test_the_package_stays_within_its_budget() -> None:
+    """The limits fall as the package is rebuilt; they never rise."""
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py"))
+    assert lines <= MOST_OF_ALL
+    assert len(FILES) <= MOST_FILES
+
+
+def test_convert_enters_few_files(draftkit: Command, tmp_path: Path) -> None:
+    """Those of which a line inside a function runs."""
+    entered = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            entered.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        outcome = draftkit("convert", "zoo:eagle3", tmp_path / "draft", "--target", "zoo:target")
+    finally:
+        sys.setprofile(None)
+    assert outcome.code == 0, outcome.err
+    assert len({name for name in entered if name.startswith(str(PACKAGE))}) <= MOST_ENTERED
 
 
 def test_every_file_is_in_a_room() -> None:
@@ -196,3 +225,15 @@ def test_contributing_names_files_that_there_are() -> None:
     )
     assert len(named) > 30
     assert not [word for word in named if not any((room / word).exists() for room in rooms)]
+
+
+def test_every_attack_that_found_a_fault_keeps_its_test() -> None:
+    tests = PACKAGE.parent / "tests"
+    kept = re.findall(r"`([\w/]+\.py)(?:::(\w+))?` \|$", (tests / "attacks.md").read_text(), re.MULTILINE)
+    assert len(kept) > 30
+    gone = [
+        f"{file}::{name}"
+        for file, name in kept
+        if not (tests / file).exists() or (name and f"def {name}(" not in (tests / file).read_text())
+    ]
+    assert not gone

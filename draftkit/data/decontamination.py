@@ -1,7 +1,7 @@
 """Training data without what a draft will be measured on: samples that hold an evaluation prompt, or nearly.
 
 Two texts are compared by their runs of three words: a prompt counts as held where a sample has more than half of its
-runs. A prompt of which every tenth word was replaced still counts nine times out of ten (`benchmarks/smollm2.md`).
+runs. A prompt of which every tenth word was replaced still counts nine times out of ten (`benchmarks/README.md`).
 """
 
 from __future__ import annotations

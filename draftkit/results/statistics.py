@@ -54,7 +54,7 @@ def jackknife(rows: Sequence[Sequence[float]], statistic: Callable[[Sequence[flo
 
     Its standard error is told by leaving out each prompt in turn (Tukey 1958). With Student's t it holds the true
     value as often as it says from 10 prompts on, which a percentile bootstrap does from some 80 on
-    (`benchmarks/intervals.md`).
+    (`benchmarks/README.md`).
     """
     prompts, totals = len(rows), [sum(column) for column in zip(*rows, strict=True)]
     without = [statistic([total - own for total, own in zip(totals, row, strict=True)]) for row in rows]

@@ -32,7 +32,7 @@ Schedule = Literal[
 POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedule ends with
 # The learning rate of new drafts is what DeepSpec and SpecForge train block drafters with, DeepSpec EAGLE-3 too; that
 # of drafts that have learned, what SpecForge trains EAGLE-3 with. SmolLM2's EAGLE-3 accepts most from 5e-4 to 4e-3
-# (benchmarks/smollm2.md).
+# (benchmarks/LOG.md).
 NEW_DRAFT_LR, NEW_DRAFT_LR_BY_MUON, TRAINED_DRAFT_LR = 6e-4, 2e-3, 1e-4
 MUON_DECAY = 0.1  # without it weights grow in long runs (arXiv 2502.16982)
 

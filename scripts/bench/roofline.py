@@ -2,8 +2,9 @@
 
     python -m scripts.bench.roofline
 
-Writes benchmarks/roofline.md, without a GPU, by the cost model of `draftkit plan`: draftkit's rounds with
-the kernels of benchmarks/launches.json, before and now, and what vLLM has published beside what the model predicts.
+Prints draftkit's rounds with the kernels of benchmarks/data/launches.json, and what vLLM has published beside what the
+cost model predicts. A forward takes the longer of reading weights and cache once and of computing; each kernel adds a
+gap. No GPU is needed, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from draftkit.evaluate.round_cost import A100_40, B200, H100, PER_LAYER, PER_PASS, PER_ROUND, Device, Forward, RoundCost
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAUNCHES = Path(__file__).parents[2] / "benchmarks/data/launches.json"
 
 
 def llama(
@@ -42,11 +46,11 @@ QWEN3_2B = llama(28, 2048, 6144, 16, 8, 128, 151936, others=PER_PASS)
 # One layer that attends over rows twice as wide, and the fusion of three states.
 EAGLE3_8B = llama(1, 4096, 14336, 32, 8, 128, 32000, others=PER_PASS, entry=4096 * 128 * 48 + 3 * 4096 * 4096)
 
-# With the kernels of benchmarks/launches.json: the line's name there, and what it was before.
+# The name of each in benchmarks/data/launches.json.
 OWN = (
-    ("plain", RoundCost(LLAMA_8B), "a plain round, greedy", 1332),
-    ("EAGLE-3, K = 4", RoundCost(LLAMA_8B, EAGLE3_8B, 4, 4), "a round of EAGLE-3, K = 4, greedy", 1648),
-    ("Llama 3.2 1B, K = 4", RoundCost(LLAMA_8B, LLAMA_1B, 4, 4), "a round of standalone, K = 4, greedy", 3993),
+    ("plain", RoundCost(LLAMA_8B), "a plain round, greedy"),
+    ("EAGLE-3, K = 4", RoundCost(LLAMA_8B, EAGLE3_8B, 4, 4), "a round of EAGLE-3, K = 4, greedy"),
+    ("Llama 3.2 1B, K = 4", RoundCost(LLAMA_8B, LLAMA_1B, 4, 4), "a round of standalone, K = 4, greedy"),
 )
 
 
@@ -81,50 +85,28 @@ PUBLISHED = (  # plain rounds before those that are compared with them
     Published("+ 1.7B, K = 3", AR_32B, None, 2.79 * 43.70, "PR 24322", 100),
 )
 POSITIONS = 1024  # that a sequence looks back on, in all cases
-HEADER = """# Rounds by arithmetic
-
-`python -m scripts.bench.roofline`, without a GPU; nothing here was timed by draftkit. A round takes, for each forward,
-the longer of reading weights, keys and values once at the data sheet's bandwidth and of computing at its speed
-("bytes"); each kernel adds {gap:g} µs in which nothing is read, which is assumed. Sequences look back on {positions:,}
-positions.
-
-## draftkit, Llama 3.1 8B in bfloat16 on an H100
-
-Kernels as `launches.md` counts them: before transformers' modules were fused (commit c549a20), and now.
-
-| drafter | batch | bytes, ms | kernels before | ms | × bytes | kernels now | ms | × bytes |
-|---|---|---|---|---|---|---|---|---|
-"""
-SECOND = """
-## What vLLM has published
-
-Milliseconds between tokens, times the acceptance length. The device of PR 24322 is not named: its rounds are compared
-with its own plain ones alone. Predicted: bytes, and kernels as draftkit would launch them. "To plain": how many times
-as long as a plain round takes, as published and as predicted for an H100 where the device is not named. Drafting costs
-an engine more than its bytes and kernels in every case, so that the model's ratios are bounds from below.
-
-| target, draft | device | batch | published, ms | predicted, ms | × predicted | to plain | predicted | error | source |
-|---|---|---|---|---|---|---|---|---|---|
-"""
 
 
-def own_lines() -> list[str]:
-    known = json.loads((BENCHMARKS / "launches.json").read_text(encoding="utf-8"))
-    lines = []
-    for title, own, name, before in OWN:
+def own_rounds() -> Table:
+    """Llama 3.1 8B in bfloat16 on an H100."""
+    known = json.loads(LAUNCHES.read_text(encoding="utf-8"))
+    table = Table("drafter", "batch", "bytes, ms", "kernels", "ms", "× bytes", title="draftkit")
+    for title, own, name in OWN:
         for sequences in (1, 8, 64):
             least = own.floor(H100, sequences, POSITIONS)
-            cells = [title, f"{sequences}", f"{1e3 * least:.2f}"]
-            for kernels in (before, known[name]):
-                whole = least + kernels * H100.launch_gap
-                cells += [f"{kernels:,}", f"{1e3 * whole:.2f}", f"{whole / least:.2f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            whole = least + known[name] * H100.launch_gap
+            cells = (f"{1e3 * least:.2f}", f"{known[name]:,}", f"{1e3 * whole:.2f}", f"{whole / least:.2f}")
+            table.add_row(title, f"{sequences}", *cells)
+    return table
 
 
-def published_lines() -> list[str]:
-    lines, plain = [], PUBLISHED[0]
-    errors = []
+def published_rounds() -> Table:
+    """Ratios alone where the device is not named; those are predicted for an H100."""
+    table = Table(
+        "target, draft", "device", "batch", "published, ms", "predicted, ms", "× predicted", "to plain", "predicted",
+        "error", "source", title="vLLM, as published",
+    )  # fmt: skip
+    plain, errors = PUBLISHED[0], []
     for case in PUBLISHED:
         plain = case if case.round.draft is None else plain
         device = case.device or H100
@@ -132,26 +114,20 @@ def published_lines() -> list[str]:
         cells = [case.title, device.name if case.device else "?", f"{case.batch}", f"{case.milliseconds:.2f}"]
         cells += [f"{predicted:.2f}", f"{case.milliseconds / predicted:.2f}"] if case.device else ["", ""]
         measured, expected = case.milliseconds / plain.milliseconds, predicted / of_plain
-        error = expected / measured - 1
-        cells += [f"{measured:.2f}", f"{expected:.2f}"]
         if case is not plain:
-            errors.append(error)
-        cells += ["" if case is plain else f"{error:+.0%}", case.source]
-        lines.append(f"| {' | '.join(cells)} |")
+            errors.append(expected / measured - 1)
+        error = "" if case is plain else f"{errors[-1]:+.0%}"
+        table.add_row(*cells, f"{measured:.2f}", f"{expected:.2f}", error, case.source)
     mean = sum(map(abs, errors)) / len(errors)
-    return [
-        *lines,
-        "",
-        f"Of the {len(errors)} ratios the error is {mean:.0%} in the mean, {max(errors, key=abs):+.0%} at most.",
-    ]
+    table.caption = f"ratios to plain: error {mean:.0%} in the mean, {max(errors, key=abs):+.0%} at most"
+    return table
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    head = HEADER.format(gap=1e6 * H100.launch_gap, positions=POSITIONS)
-    text = head + "\n".join(own_lines()) + "\n" + SECOND + "\n".join(published_lines()) + "\n"
-    (BENCHMARKS / "roofline.md").write_text(text, encoding="utf-8")
-    print(text)
+    console = Console(width=140)
+    console.print(own_rounds())
+    console.print(published_rounds())
 
 
 if __name__ == "__main__":

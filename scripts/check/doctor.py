@@ -7,7 +7,7 @@ Not injected: 2 and 12 (what engines read of a config or skip of a file, which d
 wrong head_dim does not fit the tensors, and is refused), 15's paths and architecture names (only engines look at them),
 and a Markov head that the config names and the file lacks (refused).
 
-`--drafts`: the folder of `scripts/zoo/memorize.py` or of `scripts/study/speculators_blocks.py`, with block drafters;
+`--drafts`: the folder of `scripts/zoo/memorize.py` or of `scripts.zoo.speculators_blocks.py`, with block drafters;
 without it, and without those that it lacks, their cases are left out.
 
 Prints for each defect what the doctor named first, with acceptance lengths of the sound draft, with the defect and with

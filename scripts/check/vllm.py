@@ -17,7 +17,7 @@ assistants are not trained, and drafted from as they were made.
 Targets that read images (`SEEING`) are given prompts with one, and drafts that were trained on their answers to such;
 vLLM's environment needs Pillow and torchvision for these.
 
-`--drafts`: the folder of `scripts/study/speculators_blocks.py`, with those of their drafts that are not embedded.
+`--drafts`: the folder of `scripts.zoo.speculators_blocks.py`, with those of their drafts that are not embedded.
 """
 
 from __future__ import annotations

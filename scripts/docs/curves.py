@@ -2,9 +2,9 @@
 
     python -m scripts.docs.curves [RUN … [--on-gpu]]
 
-takes the validations of training runs, which `scripts/smollm2.py train` makes in its cache's `drafts`, into
-`benchmarks/smollm2-curves.jsonl`, in the place of those of runs of the same name. Then it draws all runs that are kept
-there and prints their table. Runs may come from several machines, one at a time.
+takes the validations of training runs into `benchmarks/data/smollm2-curves.jsonl`, in the place of those of runs of the
+same name. `scripts/smollm2.py train` makes such runs in its cache's `drafts`. Then it draws all runs that are kept, and
+prints their table. Runs may come from several machines, one at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftkit.results.metrics import length
 from draftkit.train.log import TrainingCurve, ValidatedStep, read_curve
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "benchmarks" / "smollm2-curves.jsonl"
+KEPT = ROOT / "benchmarks" / "data" / "smollm2-curves.jsonl"
 PICTURES = ROOT / "docs" / "pictures"
 
 

@@ -1,10 +1,9 @@
 """Compiles every Triton kernel, as it is launched, for four kinds of GPUs and two versions of Triton; no GPU is needed.
 
-`make compile-gpu` writes what it found to benchmarks/kernels.md, and to benchmarks/kernels.json the digests of what it
-compiled, by which `make test` knows whether that is still what is launched. It fails where a program takes more memory
+`make compile-gpu` writes what it found to benchmarks/data/kernels.md, and the digests of what it compiled to kernels.json
+beside it, by which `make test` knows whether that is still what is launched. It fails if a program takes more memory
 than a processor has, spills more than a few registers, or computes in double precision. The versions of Triton are
-installed into folders of their own under build/. `--stale` compiles the kernels alone that are no longer those of
-benchmarks/kernels.json, and keeps what the table says of the others.
+installed into folders of their own under build/. `--stale` compiles only kernels that have changed since.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fixtures.gpu.row_reads import reads
 ROOT = Path(__file__).parents[2]
 
 VERSIONS = {"3.6": "triton==3.6.0", "newest": "triton"}
-TABLE, DIGESTS = ROOT / "benchmarks/kernels.md", ROOT / "benchmarks/kernels.json"
+TABLE, DIGESTS = ROOT / "benchmarks/data/kernels.md", ROOT / "benchmarks/data/kernels.json"
 HEADER = """# The Triton kernels as machine code
 
 `make compile-gpu`, without a GPU: every kernel as launched for the shapes of `tests/fixtures/gpu/gpu_kernels.py`. Of

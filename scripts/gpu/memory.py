@@ -1,32 +1,34 @@
-"""What runs take of a GPU's memory: the plan that `eval` and `draftkit plan` go by against arithmetic, without a GPU,
-into benchmarks/memory.md.
+"""Memory plans against what tensors take by arithmetic, without a GPU.
 
-`make test` holds that no plan is below what is counted (`tests/gpu/test_memory_on_a_gpu.py`).
+    python -m scripts.gpu.memory
+
+Weights in bfloat16, and for as many sequences as the plan has room for. Arithmetic counts every tensor of a forward of
+prompts and of a round on a fake GPU, with all widths and few layers. `make test` holds that no plan is below what is
+counted (`tests/gpu/test_memory_on_a_gpu.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from fixtures.gpu.fake_cuda import fake_cuda, moved
 from fixtures.gpu.launch_counts import eagle
 from fixtures.gpu.memory import Live, Taken, taken
+from rich.console import Console
+from rich.table import Table
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.memory import RESERVE, Load, plan_of
+from draftkit.runtime.memory import Load, plan_of
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
 from draftkit.targets.footprint import Footprint, footprint
 from draftkit.targets.target import Target
-
-ROOT = Path(__file__).parents[2]
 
 K = 4
 CONTEXTS = (4096, 32768, 131072)
@@ -153,35 +155,19 @@ def arithmetic(case: Case, own: Footprint, target: Target, plan: MemoryPlan, siz
     return weights + plan.num_slots * left_out + sizes.slots + forwards
 
 
-HEADER = f"""# Memory on GPUs
-
-`python -m scripts.gpu.memory`, without a GPU: what `draftkit plan` says, by which `eval` refuses what cannot fit,
-against arithmetic, for as many sequences as the plan has room for, {MOST} at most. Weights in bfloat16, K = {K};
-{FREE["H100"]:g} GiB are free of an H100 and {FREE["B200"]:g} of a B200, which is assumed. Arithmetic: the weights, the
-caches, and every tensor of a forward of prompts and of a round at its size, from when it is made until it is let go,
-counted on a fake GPU with all widths and few layers; a captured round keeps its memory beside that of prompts. The
-reserve, 1/{RESERVE} of what is free, is for what no arithmetic sees: libraries' workspaces, graphs, and blocks of the
-allocator that are too small for use. Of several cards: the first, which has the draft, the embedding and the output
-layer; on every card lie the caches of its own layers. GiB; "left": the plan without the arithmetic.
-
-| target | GPU | context | weights | a sequence | prompts | sequences | plan | its reserve | arithmetic | left |
-|---|---|---|---|---|---|---|---|---|---|---|
-"""
-
-
-def line(row: Row) -> str:
-    """A row as Markdown."""
-    plan = row.plan
-    weights = sum(size for name, size in plan.fixed.items() if "weights" in name)
-    sizes = [weights, sum(plan.per_slot.values()), plan.fixed["activations"]]
-    cells = [row.title, row.gpu, f"{row.context:,}", *(f"{size / GIB:.2f}" for size in sizes), str(plan.num_slots)]
-    after = [plan.total, plan.fixed["reserve"], row.arithmetic, plan.total - row.arithmetic]
-    return f"| {' | '.join([*cells, *(f'{size / GIB:.2f}' for size in after)])} |\n"
-
-
 def main() -> None:
-    found = [row for case in CASES for row in rows(case)]
-    (ROOT / "benchmarks/memory.md").write_text(HEADER + "".join(map(line, found)), encoding="utf-8")
+    columns = ("weights", "a sequence", "prompts", "sequences", "plan", "its reserve", "arithmetic", "left")
+    table = Table("target", "GPU", "context", *columns, title=f"GiB, K = {K}, at most {MOST} sequences")
+    for row in (row for case in CASES for row in rows(case)):
+        plan = row.plan
+        weights = sum(size for name, size in plan.fixed.items() if "weights" in name)
+        sizes = (weights, sum(plan.per_slot.values()), plan.fixed["activations"])
+        after = (plan.total, plan.fixed["reserve"], row.arithmetic, plan.total - row.arithmetic)
+        table.add_row(
+            row.title, row.gpu, f"{row.context:,}", *(f"{size / GIB:.2f}" for size in sizes), str(plan.num_slots),
+            *(f"{size / GIB:.2f}" for size in after),
+        )  # fmt: skip
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

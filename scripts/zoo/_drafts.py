@@ -1,7 +1,7 @@
 """The embedded drafts: each is trained by draftkit's recipe for it and saved as its authors publish theirs.
 
 What a draft has that its recipe does not make by itself (base of the rotary embedding, sizes) comes with an untrained
-draft to start from. Block drafts are trained by the speculators library: `scripts/study/speculators_blocks.py`.
+draft to start from. Block drafts are trained by the speculators library: `scripts.zoo.speculators_blocks.py`.
 """
 
 from __future__ import annotations

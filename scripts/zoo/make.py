@@ -3,7 +3,7 @@
 Target, tokenizer, drafts and prompts come from the Python standard library's sources and one seed. `--only PART` builds
 one part; an interrupted training of the target continues from its last checkpoint. `--drafts FOLDER` leaves the drafts
 that ship as they are and writes new ones elsewhere. `--donor FOLDER` builds a model with another tokenizer too, which
-does not ship. `--block-drafts FOLDER` takes DFlash and DSpark from where `scripts/study/speculators_blocks.py --work
+does not ship. `--block-drafts FOLDER` takes DFlash and DSpark from where `scripts.zoo.speculators_blocks.py --work
 FOLDER` has made them.
 
 What ships was made by this script on two CPU cores with Python 3.11.7 while the machine did other work too: the target
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=Path, default=MODELS, metavar="FOLDER", help="where the drafts are written")
     parser.add_argument("--donor", type=Path, metavar="FOLDER", help="build a model with another tokenizer there")
     parser.add_argument(
-        "--block-drafts", type=Path, metavar="FOLDER", help="the drafts of scripts/study/speculators_blocks.py"
+        "--block-drafts", type=Path, metavar="FOLDER", help="the drafts of scripts.zoo.speculators_blocks.py"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")

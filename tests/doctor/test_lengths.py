@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
+from fixtures.drawn_afar import drawn_afar
 
 from draftkit.doctor.diagnose import Diagnosis
 from draftkit.doctor.lengths import AtContext, Compared, _over_contexts, length_trials
@@ -26,7 +27,6 @@ from draftkit.requests import Request, SamplingParameters
 from draftkit.results.cell import Interval
 from draftkit.results.settings import Settings
 from draftkit.targets.target import Target
-from scripts.check.long_context import drawn_afar
 
 
 @contextmanager

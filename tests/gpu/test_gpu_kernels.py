@@ -1,4 +1,4 @@
-"""Every Triton kernel becomes machine code for a GPU, as it is launched; benchmarks/kernels.md has all of it."""
+"""Every Triton kernel becomes machine code for a GPU, as it is launched; benchmarks/data/kernels.md has all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fixtures.gpu.row_reads import SECTOR, WIDE, loads_of_peaks, reads
 
 triton = pytest.importorskip("triton")
 
-DIGESTS = Path(__file__).parents[2] / "benchmarks/kernels.json"
+DIGESTS = Path(__file__).parents[2] / "benchmarks/data/kernels.json"
 # Of the others, the noise must be that of the references, bit for bit.
 MAY_FUSE = {
     "_attention_kernel",
@@ -49,7 +49,7 @@ def test_a_kernel_compiles_for_a_gpu(name: str, launched: dict[str, Variant], tm
 
 @pytest.mark.slow
 def test_rows_of_logits_are_read_by_wide_loads(tmp_path: Path) -> None:
-    """Of any vocabulary, but for a row's first and last block; benchmarks/kernels.md has what that spares."""
+    """Of any vocabulary, but for a row's first and last block; benchmarks/data/kernels.md has what that spares."""
     found = {size: loads_of_peaks(size, tmp_path) for size in (151936, 151669)}
     assert found[151936] == {WIDE: 8}
     assert found[151669] == {WIDE: 4, 2: 32}
@@ -80,7 +80,7 @@ def test_places_in_a_reshaped_row_are_noticed() -> None:
 def test_the_table_is_of_these_kernels() -> None:
     known = json.loads(DIGESTS.read_text(encoding="utf-8"))
     if known.pop("triton") != triton.__version__:
-        pytest.skip("benchmarks/kernels.json was written with another version of Triton")
+        pytest.skip("benchmarks/data/kernels.json was written with another version of Triton")
     stale = sorted(name for name, digest in digests().items() if known.get(name) != digest)
-    assert not stale, "benchmarks/kernels.md is not of these kernels: make compile-gpu"
+    assert not stale, "benchmarks/data/kernels.md is not of these kernels: make compile-gpu"
     assert known.keys() == kernels().keys()

@@ -1,4 +1,4 @@
-"""The kernels that rounds launch are no more than benchmarks/launches.md says."""
+"""The kernels that rounds launch are no more than benchmarks/data/launches.json says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 from fixtures.gpu.fake_cuda import fake_cuda
 from fixtures.gpu.launch_counts import counts
 
-from scripts.gpu.launches import arithmetic
-
 pytest.importorskip("triton")
 
-KNOWN = Path(__file__).parents[2] / "benchmarks/launches.json"
+KNOWN = Path(__file__).parents[2] / "benchmarks/data/launches.json"
 
 
 @pytest.mark.slow
@@ -26,8 +24,3 @@ def test_rounds_launch_no_more_than_they_did() -> None:
     assert not more
     fewer = {name: f"{known[name]} → {number}" for name, number in found.items() if number < known[name]}
     assert not fewer, "write them down: python -m scripts.gpu.launches"
-
-
-def test_the_page_has_the_arithmetic_of_today() -> None:
-    """`python -m scripts.gpu.launches` writes it."""
-    assert KNOWN.with_suffix(".md").read_text(encoding="utf-8").endswith(arithmetic())

@@ -1,7 +1,7 @@
 """What vLLM has, by release: methods, config keys, architectures and capabilities, each with its evidence.
 
 `python -m scripts.check.releases vllm==NUMBER` compares a release with its tables.
-What was run is in `benchmarks/vllm.md`.
+What was run is in `benchmarks/README.md`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from draftkit.train.settings import Share
 @dataclass(frozen=True, kw_only=True)
 class DFlashOptions(BlockOptions):
     """The options of all block drafters, with the published defaults but for one: a draft accepts more where D-PACE
-    (arXiv 2605.18810) weighs its tokens (benchmarks/smollm2.md)."""
+    (arXiv 2605.18810) weighs its tokens (benchmarks/LOG.md)."""
 
     dpace: Share | None = setting(DPACE, 0.5)
 

@@ -5,7 +5,7 @@ z-lab has published the module, which serving runs; of its training nothing was 
 the cross-entropy of the selector's scores over the row's candidates, with the true token before; a target's choice that
 is not among the candidates takes the place of the last. Here the candidates stay those of serving, and where the
 target's choice is not among them, its best one of them is the label. The selector's tables begin larger than 0.02 as in
-speculators, from which they learn next to nothing at first (benchmarks/training.md).
+speculators, from which they learn next to nothing at first (benchmarks/LOG.md).
 """
 
 from __future__ import annotations

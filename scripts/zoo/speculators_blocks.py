@@ -1,6 +1,6 @@
 """Block drafts of the embedded target, trained and saved by the speculators library's own command, on a CPU.
 
-`python -m scripts.study.speculators_blocks --work DIR --speculators-python ENV/bin/python [--only NAME] [--epochs 2]`
+`python -m scripts.zoo.speculators_blocks --work DIR --speculators-python ENV/bin/python [--only NAME] [--epochs 2]`
 
 All drafts read the same samples, those that the embedded drafts are trained on (the target's own greedy answers and
 source text), and the same states of the target from files. DIR/NAME is each draft as the library publishes it: its
