@@ -1,5 +1,5 @@
-# make demo: the main job on the embedded models. make test: the test suite, make quick: most of it, make test-long: the
-# long proofs. They install what they need into .venv.
+# make demo: the main job on the embedded models. make test: the test suite, make quick: most of it, make proof: what is
+# too long for every change. They install what they need into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # What Python compiles is kept: each worker, and each command that a test runs, would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-long test-oldest lint format docs bench gpu browser compile-gpu
+.PHONY: demo test quick proof test-oldest lint format docs bench gpu browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
@@ -30,18 +30,19 @@ test: $(VENV)/installed-dev browser
 quick: $(VENV)/installed-dev
 	DRAFTKIT_EXAMPLES=quick $(PYTEST) -m "not slow and not long"
 
-# The long proofs alone.
-test-long: $(VENV)/installed-dev
+# What is too long for every change; once before a release, and after a change of structure.
+proof: $(VENV)/installed-dev
 	$(PYTEST) -m long
 	TRITON_INTERPRET=1 $(PYTEST) -m long $(INTERPRETED)
 
-# The oldest releases that pyproject.toml promises, in an environment of their own: what reads, runs, trains and measures.
-# At most five minutes on two quiet cores, its environment included; OLDEST_TESTS="not long" takes what is slow too.
+# The oldest releases that pyproject.toml promises, in an environment of their own: what differs between releases of
+# transformers, torch, typer and the Hub's client. OLDEST_TESTS="not long" takes what is slow too.
 OLDEST := .venv-oldest
 OLDEST_TESTS := not slow and not long
 test-oldest: $(OLDEST)/installed
 	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "$(OLDEST_TESTS)" -p no:cacheprovider \
-		tests/convert tests/evaluate tests/results tests/runtime tests/targets tests/train
+		tests/test_oldest.py tests/cli/test_help.py tests/evaluate/test_evaluate.py tests/hub tests/runtime tests/targets \
+		tests/train
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
