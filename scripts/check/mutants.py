@@ -82,6 +82,7 @@ def main() -> None:
         if not sources or not tests.is_dir():
             parser.error(f"draftkit has no package {options.package} with tests of its own")
         entered = enter(tests, copy / "draftkit" / options.package, Path(folder))
+        check_sound(entered, options.most, Path(folder) / "log")
         found = list(faults(sources, operators, options.faults, options.seed))
         counts = Counter(judged(found, entered, operators, options.most, copy, Path(folder) / "log"))
     total = sum(counts.values())
@@ -140,6 +141,13 @@ def enter(tests: Path, sources: Path, folder: Path) -> Entered:
         sys.exit(f"the tests of the package fail as they are ({code})")
     tests_of, seconds = json.loads(out.read_text())
     return Entered({(file, line): names for file, line, names in tests_of}, seconds)
+
+
+def check_sound(entered: Entered, most: int, log: Path) -> None:
+    """End here where tests fail without a fault when they are run as they are against one."""
+    if in_a_process(lambda: run_tests(sorted(entered.seconds)[:most]), log, None):
+        print(log.read_text()[-3000:])
+        sys.exit("tests that are asked for by name fail as they are")
 
 
 class Tracer:
