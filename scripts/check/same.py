@@ -252,11 +252,7 @@ def speeds(before: Tree, after: Tree) -> Iterator[str]:
 
 def _timed(one: Tree, command: str, turn: int) -> tuple[float, float]:
     """The seconds on the clock and of processors that a command takes."""
-    places = {
-        "OUT": one.work / f"out-{turn}",
-        "OUT.html": one.work / f"{turn}.html",
-        "RESULT": one.work / "result.json",
-    }
+    places = {"OUT": f"out-{turn}", "OUT.html": f"out-{turn}.html", "RESULT": "result.json"}
     arguments = [places.get(word, word) for word in command.split()]
     log = one.work / "speed.log"
     began = time.monotonic()
