@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--borrow", action="store_true")
     parser.add_argument("--shown", type=int, default=3)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the worktree is removed
     began = time.monotonic()
     with TemporaryDirectory(prefix="same-") as folder, checked_out(options.before, Path(folder)) as path:
         before, after = (tree(name, at, Path(folder)) for name, at in (("before", path), ("after", ROOT)))
