@@ -133,11 +133,11 @@ class OtherKind:
 
     `tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
-    `why`: why it never will, where that is known; else it does not yet.
+    `why`: why it never will, where that is known.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
     projector. `method`: vLLM's name for it, if vLLM runs it, and `architecture` its class there, where it has one of
-    its own. `remedy`: what to do where vLLM does not.
+    its own. `remedy`: who else serves it, or what to do.
     """
 
     name: str
@@ -205,6 +205,16 @@ KINDS = (
         "MTP of Nemotron Parse", r"^decoder\.extra_(heads|proj)\.0\.", "ParseAuxMTP",
         method="mtp", architecture="ParseAuxMTPModel",
     ),
+    OtherKind("Domino", r"^(logit_head\.)?prefix_gru\.", "domino", remedy="SGLang ≥ 0.5.23 serves it, with DFLASH"),
+    OtherKind(
+        "DFlare", r"^layer_fusion_weights$|\.self_attn\.[kv]_proj_target\.", "dflare",
+        remedy="AngelSlim runs it, which trains it",
+    ),
+    OtherKind("XPress", r"^xpress_head\.", "Qwen3XPress", method="dflash", architecture="Qwen3XPressModel"),
+    OtherKind(
+        "XPress of the speculators library", r"^refiner_head\.", "^xpress$|XPressDraft",
+        remedy="the speculators library runs it, which trains it",
+    ),
     OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
     OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip
@@ -217,7 +227,7 @@ NO_TARGET = (
     "vLLM knows: correct them if they are wrong"
 )
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
-PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
+PROJECTORS = ("dflash", "dflash2", "dspark", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark\w*?(Draft)?Model")
 
 
@@ -229,8 +239,7 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
     if kind is not None:
         raise FormatError(
-            f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
-            + (f": {kind.why}" if kind.why else " yet"),
+            f"this is a draft of the kind {kind.name}; draftkit cannot convert it" + (f": {kind.why}" if kind.why else ""),
             where=checkpoint.source.path,
             hint=kind.hint or _loaded_as_it_is(checkpoint.architectures),
         )

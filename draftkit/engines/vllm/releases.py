@@ -148,9 +148,6 @@ V0_32 = Release(
             "v1/worker/gpu/spec_decode/lilicorr/speculator.py", "self.target_embeddings(candidate_ids)"
         ),
         "weighed-candidate-counts": lacks(LILICORR, "'LiLiCorr candidate_topk must be a power of two <= 16.'"),
-        "layer-fusion": lacks(BLOCK, no_code="layer_fusion_weights"),
-        "recurrent-correction": lacks(BLOCK, no_code="prefix_gru"),
-        **each(lacks(REGISTRY, no_code="XPress", refuses=True), "refined-block refined-vocabulary"),
         "heads-without-output-layer": lacks(MEDUSA, "self.lm_head = ParallelLMHead(self.truncated_vocab_size"),
         "heads-vocabulary": lacks(MEDUSA, "self.token_map.to(device=self.lm_heads[0].weight.device)"),
         "shared-keys-concatenation": lacks(ASSISTANT, "torch.cat([inputs_embeds, hidden_states], dim=-1)"),
@@ -222,10 +219,6 @@ V0_33 = Release(
     capabilities={
         **V0_32.capabilities,
         "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
-        "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
-        "refined-vocabulary": lacks(
-            f"{MODELS}/qwen3_xpress.py", "'XPress currently requires a full-vocab draft", refuses=True
-        ),
         **each(lacks(REGISTRY, no_code="Medusa"), "heads-without-output-layer heads-vocabulary"),
     },
     verifications=each(has(CONFIG), NAMES["0.33"]["verifications"])
