@@ -275,19 +275,6 @@ def double_norm(format: str) -> Iterator[Finding]:
 
 
 @check
-def medusa_head_count(config: Config, facts: SpecFacts) -> Iterator[Finding]:
-    said, heads = config.get("medusa_num_heads"), facts.get("num_heads")
-    if None not in (said, heads) and said != heads:
-        yield Finding(
-            "medusa-head-count",
-            "warning",
-            f"the config says {said} heads, the file has {heads}",
-            fix=f"serve with num_speculative_tokens {heads}; the converted config says it",
-            source="FasterDecoding/Medusa medusa_model.py",
-        )
-
-
-@check
 def norm_output(format: str, config: Config, origins: Origins) -> Iterator[Finding]:
     """SpecForge before its pull request 879 had another meaning for both values of `norm_output`."""
     said = config.get("norm_output")

@@ -136,13 +136,14 @@ class OtherKind:
     `why`: why it never will, where that is known.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
-    projector. `method`: vLLM's name for it, if vLLM runs it, and `architecture` its class there, where it has one of
-    its own. `remedy`: who else serves it, or what to do.
+    projector. `model_type`: the config's, where no other kind has it. `method`: vLLM's name for it, if vLLM runs it,
+    and `architecture` its class there, where it has one of its own. `remedy`: who else serves it, or what to do.
     """
 
     name: str
     tensors: str
     named: str | None = None
+    model_type: str | None = None
     why: str = ""
     method: str | None = None
     architecture: str | None = None
@@ -170,6 +171,8 @@ class OtherKind:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
 
     def is_named(self, checkpoint: Checkpoint) -> bool:
+        if self.model_type is not None and checkpoint.config.get("model_type") == self.model_type:
+            return True
         pattern = self.named or self.name
         return any(re.search(pattern, name, re.IGNORECASE) for name in checkpoint.kind_names)
 
@@ -205,7 +208,7 @@ KINDS = (
         "MTP of Nemotron Parse", r"^decoder\.extra_(heads|proj)\.0\.", "ParseAuxMTP",
         method="mtp", architecture="ParseAuxMTPModel",
     ),
-    OtherKind("Domino", r"^(logit_head\.)?prefix_gru\.", "domino", remedy="SGLang ≥ 0.5.23 serves it, with DFLASH"),
+    OtherKind("Domino", r"^(logit_head\.)?prefix_gru\.", "domino", remedy="SGLang serves it, with DFLASH"),
     OtherKind(
         "DFlare", r"^layer_fusion_weights$|\.self_attn\.[kv]_proj_target\.", "dflare",
         remedy="AngelSlim runs it, which trains it",
@@ -215,6 +218,11 @@ KINDS = (
         "XPress of the speculators library", r"^refiner_head\.", "^xpress$|XPressDraft",
         remedy="the speculators library runs it, which trains it",
     ),
+    OtherKind(
+        "Medusa in vLLM's layout", r"^(medusa_heads?\.)?blocks\.\d+\.layers\.\d+\.weight$", "Medusa",
+        method="medusa", architecture="MedusaModel",
+    ),
+    OtherKind("Medusa", r"^(medusa_heads?\.)?\d+\.\d+\.linear\.weight$", remedy="text-generation-inference serves it"),
     OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
     OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip
@@ -239,7 +247,8 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
     if kind is not None:
         raise FormatError(
-            f"this is a draft of the kind {kind.name}; draftkit cannot convert it" + (f": {kind.why}" if kind.why else ""),
+            f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
+            + (f": {kind.why}" if kind.why else ""),
             where=checkpoint.source.path,
             hint=kind.hint or _loaded_as_it_is(checkpoint.architectures),
         )

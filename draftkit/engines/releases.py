@@ -180,8 +180,8 @@ def _lacking(release: Release, capability: Capability, draft: Architecture, layo
 
 
 def told(verdicts: Sequence[Verdict]) -> str:
-    """What releases of one engine do with a draft, in one line, as `vLLM 0.33: no, it has no proposer for medusa
-    drafts; 0.32: yes`; those that do the same stand together."""
+    """What releases of one engine do with a draft, in one line, as `vLLM 0.33: yes; 0.32: no, it has no class
+    NAME`; those that do the same stand together."""
     groups = [(answer, list(same)) for answer, same in groupby(verdicts, key=lambda one: one.answer)]
     parts = [f"{', '.join(one.release.number for one in same)}: {answer}" for answer, same in groups]
     return f"{verdicts[0].release.engine} {'; '.join(parts)}"

@@ -442,7 +442,7 @@ def test_inspect_says_what_an_incomplete_reading_lacks(draftkit: Command, source
     assert ran.err == f"next: draftkit inspect {source} --target TARGET\n"
 
 
-@pytest.mark.parametrize(("named", "why"), [("medusa", "Medusa"), ("pard", "PARD"), ("lora", "LoRA")])
+@pytest.mark.parametrize(("named", "why"), [("mlp-speculator", "MLP"), ("pard", "PARD"), ("lora", "LoRA")])
 def test_a_checkpoint_of_another_family_than_from_says_what_it_looks_like(
     named: str, why: str, draftkit: Command, source: Path
 ) -> None:

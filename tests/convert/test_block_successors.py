@@ -26,6 +26,7 @@ from draftkit.layout.folder import read_draft
 ALL = all_published()
 CALLED = "A LiLiCorr draft"
 
+
 def test_vllm_loads_lilicorr_from_the_unified_folder(target: Path, tmp_path: Path, draftkit: Command) -> None:
     source = ALL["lilicorr"].write(tmp_path / "source")
     ran = draftkit("convert", source, tmp_path / "out", "--target", target)

@@ -61,6 +61,10 @@ SERVED = {
     "XPress of the library": (
         "refiner_head.mix_l", {"speculators_model_type": "xpress"}, "XPress of the speculators library", "the speculators library",
     ),
+    "Medusa": ("0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
+    "Medusa in its target": ("medusa_head.0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
+    "Medusa of vLLM": ("blocks.0.layers.0.weight", {}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
+    "Medusa by name": ("norm.weight", {"architectures": ["MedusaModel"]}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
 }  # fmt: skip
 
 
