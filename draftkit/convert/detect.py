@@ -223,6 +223,10 @@ KINDS = (
         method="medusa", architecture="MedusaModel",
     ),
     OtherKind("Medusa", r"^(medusa_heads?\.)?\d+\.\d+\.linear\.weight$", remedy="text-generation-inference serves it"),
+    OtherKind(
+        "EAGLE of vLLM's first engine", NEVER, "^EAGLEModel$", model_type="eagle",
+        remedy="vLLM served it with its V0 engine; convert the draft that it was made from",
+    ),
     OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
     OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip

@@ -59,12 +59,14 @@ SERVED = {
     "XPress": ("xpress_head.w1.weight", {}, "XPress", r"vLLM ≥ 0\.33"),
     "XPress by name": ("norm.weight", {"architectures": ["Qwen3XPressModel"]}, "XPress", r"vLLM ≥ 0\.33"),
     "XPress of the library": (
-        "refiner_head.mix_l", {"speculators_model_type": "xpress"}, "XPress of the speculators library", "the speculators library",
+        "refiner_head.mix_l", {"speculators_model_type": "xpress"}, "XPress of the speculators library",
+        "the speculators library",
     ),
     "Medusa": ("0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
     "Medusa in its target": ("medusa_head.0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
     "Medusa of vLLM": ("blocks.0.layers.0.weight", {}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
     "Medusa by name": ("norm.weight", {"architectures": ["MedusaModel"]}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
+    "EAGLE of V0": ("lm_head.weight", {"model_type": "eagle", "model": {}}, "EAGLE of vLLM's first engine", "vLLM"),
 }  # fmt: skip
 
 
@@ -78,6 +80,13 @@ def test_what_others_serve_is_refused_with_who_does(case: str, tmp_path: Path, d
         f"this is a draft of the kind {name}; draftkit cannot convert it\n(.|\n)*next: {server} ", refused.err
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_of_medusa_beside_their_target_are_seen(tmp_path: Path) -> None:
+    pico.save_llama(tmp_path)
+    torch.save({"0.0.linear.weight": torch.ones(64, 64)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(FormatError, match="kind Medusa"):
+        inspect_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize(
