@@ -76,8 +76,7 @@ def merged_adapter(origins: Origins) -> Iterator[Finding]:
             "note",
             f"the adapter is merged into its base model, {base.value}: if that is the target, the merged model is "
             "a target too, and not its draft",
-            fix="pass the result with --target if the adapter is the target's; --from uno if it is one of UNO, with "
-            "which the target drafts for itself",
+            fix="pass the result with --target if the adapter is the target's",
             source="draftkit",
         )
 

@@ -455,8 +455,7 @@ def _check_size(name: str, draft: Draft, target: TargetFacts, *, adapter: bool) 
         raise LayoutError(
             f"{name} is an adapter of a model of {target.name}'s size: merged, it is a target and no draft",
             where=draft.path,
-            hint=f"{merge}, without --target, merges it: pass MERGED as a draft's target. One of UNO, with which the "
-            "target drafts for itself, is named with --from uno",
+            hint=f"{merge}, without --target, merges it: pass MERGED as a draft's target",
         )
     if layers > target.num_hidden_layers and width >= target.hidden_size:
         sizes = f"{layers} layers of {width} and {target.num_hidden_layers} of {target.hidden_size}"

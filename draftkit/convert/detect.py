@@ -243,12 +243,17 @@ PROJECTORS = ("dflash", "dflash2", "dspark", "lilicorr")  # the heads of a block
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark\w*?(Draft)?Model")
 
 
+# An adapter with which a target drafts for itself; its files are those of any other, so its name or its card tells.
+UNO = OtherKind("UNO", NEVER, remedy="SGLang serves it, with --uno-lora-path; --from lora merges it all the same")
+UNO_NAMED, UNO_CARD = re.compile(r"(?i)(?<![a-z])uno(?![a-z])"), re.compile(r"\bUNO\b")
+
+
 def refuse_by_name(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
     kind = kind or _of_other_layers(checkpoint) or _of_other_target(checkpoint)
-    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
+    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint) or _uno(checkpoint)
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
@@ -297,3 +302,12 @@ def _of_other_head(checkpoint: Checkpoint) -> OtherKind | None:
         if named is None or named in PROJECTORS
         else OtherKind(f"{named}, a block drafter with a head of that name", "")
     )
+
+
+def _uno(checkpoint: Checkpoint) -> OtherKind | None:
+    source, card = checkpoint.source, checkpoint.source.path / "README.md"
+    if checkpoint.adapter is None:
+        return None
+    named = UNO_NAMED.search((source.repo or source.path.name).rpartition("/")[2])
+    said = card.is_file() and UNO_CARD.search(card.read_text(encoding="utf-8", errors="replace"))
+    return UNO if named or said else None
