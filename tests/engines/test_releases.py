@@ -25,7 +25,6 @@ NGRAM = DraftSpec(architecture=named("ngram:2-4"), dtype="F32")  # type: ignore[
 TABLES = {
     *(f"{engine}/{file}.py" for engine in ("vllm", "sglang") for file in ("names", "releases")),
     "llama_cpp/releases.py",
-    "tensorrt_llm/releases.py",
     "transformers.py",
     "speculators.py",
 }
