@@ -227,6 +227,7 @@ KINDS = (
         "EAGLE of vLLM's first engine", NEVER, "^EAGLEModel$", model_type="eagle",
         remedy="vLLM served it with its V0 engine; convert the draft that it was made from",
     ),
+    OtherKind("Gemma-4's assistant in GGUF", r"^nextn\.pre_projection\.", NEVER, remedy="llama.cpp serves it"),
     OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
     OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip

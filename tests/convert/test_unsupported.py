@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from conftest import Command
@@ -80,6 +82,16 @@ def test_what_others_serve_is_refused_with_who_does(case: str, tmp_path: Path, d
         f"this is a draft of the kind {name}; draftkit cannot convert it\n(.|\n)*next: {server} ", refused.err
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_an_assistant_of_gemma_4_in_gguf_is_refused_with_who_serves_it(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "assistant.gguf", "gemma4-assistant")
+    writer.add_tensor("nextn.pre_projection.weight", np.ones((2, 2), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(FormatError, match=r"kind Gemma-4's assistant in GGUF(.|\n)*next: llama\.cpp serves it"):
+        inspect_checkpoint(str(tmp_path / "assistant.gguf"))
 
 
 def test_heads_of_medusa_beside_their_target_are_seen(tmp_path: Path) -> None:

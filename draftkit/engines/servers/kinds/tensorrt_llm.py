@@ -1,7 +1,7 @@
 """TensorRT-LLM: each answer says how many tokens an iteration gave on average, and so how many iterations it took.
 
-Written from its source (`tensorrt_llm/serve/openai_protocol.py`: fields that it does not know are refused), and not run.
-The average is `getAvgDecodedTokensPerIter` of `cpp/include/tensorrt_llm/batch_manager/llmRequest.h`: generated tokens /
+Written from its source (`serve/openai_protocol.py`: fields that it does not know are refused), and not run. The
+average is `getAvgDecodedTokensPerIter` of `cpp/include/tensorrt_llm/batch_manager/llmRequest.h`: generated tokens /
 iterations, the prefill's among them. How much each iteration accepted is told by the chunks, where there is one for
 each.
 """
