@@ -68,7 +68,7 @@ def format_named(name: str) -> Format:
         raise FormatError(
             f"there is no format {name}{did_you_mean(name, known)}",
             expected="one of " + ", ".join(known),
-            hint="draftkit formats",
+            hint="draftkit inspect --formats",
         )
     return known[name]
 
@@ -106,7 +106,7 @@ def detect(checkpoint: Checkpoint) -> Format:
         (f"config.json calls this {called}, and " if called else "")
         + f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
-        hint="draftkit formats lists what can be read",
+        hint="draftkit inspect --formats lists what can be read",
     )
 
 

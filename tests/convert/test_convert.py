@@ -651,7 +651,7 @@ import sys
 from draftkit.cli import main
 
 loaded = {}
-for arguments in (["--help"], ["formats"], ["inspect", "source"], ["convert", "source", "out"], ["inspect", "out"]):
+for arguments in (["--help"], ["inspect", "--formats"], ["inspect", "source"], ["convert", "source", "out"], ["inspect", "out"]):
     sys.argv = ["draftkit", *arguments]
     try:
         main()
