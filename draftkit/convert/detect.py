@@ -20,7 +20,7 @@ from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.engines.known import asked, known
-from draftkit.engines.releases import Release, runs_in
+from draftkit.engines.releases import Release, is_there
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
@@ -114,7 +114,7 @@ def _loaded_as_it_is(architectures: Sequence[str]) -> str | None:
     """The engines that have a draft's class, and the releases that do, in words; None where none has."""
     found = []
     for engine, releases in known().items():
-        having = [one for one in releases if any(runs_in(one.architectures.get(name), "") for name in architectures)]
+        having = [one for one in releases if any(is_there(one.architectures.get(name)) for name in architectures)]
         if having:
             newest = having[0] is releases[0]
             numbers = ", ".join(release.number for release in having)
@@ -165,7 +165,7 @@ class OtherKind:
         """Whether a release of vLLM has the method, and the class where it has one of its own."""
         rows = [release.methods.get(self.method or "")]
         rows += [] if self.architecture is None else [release.architectures.get(self.architecture)]
-        return all(row is not None and row.there for row in rows)
+        return all(map(is_there, rows))
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
