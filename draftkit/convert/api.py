@@ -156,8 +156,8 @@ def plan_conversion(
     read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is a name that
     `draftkit inspect --formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of
     the source's config whose effect is unknown, and which are dropped all the same; that is recorded as a loss.
-    `digest`: take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. `quantize`:
-    the formats of weights by part, as `read_formats` reads them. Raises `DraftkitError`.
+    `digest`: take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`.
+    `quantize`: the formats of weights by part, as `read_formats` reads them. Raises `DraftkitError`.
     """
     destination = destination_named(to, stored)
     located = _opened(source, revision)

@@ -651,7 +651,8 @@ import sys
 from draftkit.cli import main
 
 loaded = {}
-for arguments in (["--help"], ["inspect", "--formats"], ["inspect", "source"], ["convert", "source", "out"], ["inspect", "out"]):
+looks = (["--help"], ["inspect", "--formats"], ["inspect", "source"])
+for arguments in (*looks, ["convert", "source", "out"], ["inspect", "out"]):
     sys.argv = ["draftkit", *arguments]
     try:
         main()
