@@ -190,7 +190,7 @@ def results() -> Iterator[str]:
 
 
 def formats() -> Iterator[str]:
-    """What `draftkit formats` prints."""
+    """What `draftkit inspect --formats` prints."""
     yield "# Formats\n"
     yield f"Every draft is also written `--to {UNIFIED}`, the default, and what vLLM runs `--to {VLLM}`.\n"
     rows = (

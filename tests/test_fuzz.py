@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fixtures.checkpoints import pico
-from fixtures.checkpoints.published import all_published
-from fixtures.checkpoints.published.checkpoint import write_weights
 from fixtures.fuzzing.judge import Kind
 from fixtures.fuzzing.mutate import HOSTILE, WRONG, nested, possible_keys
 from fixtures.fuzzing.robust import Outcome, attempt, inspect, sandbox
@@ -184,22 +181,6 @@ def test_a_block_of_endless_layers(unified: dict[str, Path]) -> None:
     refused = inspect(unified["eagle"])
     file.write_text(text)
     assert "num_hidden_layers is 1000000000" in str(refused)
-
-
-# --- every published format
-
-
-@pytest.mark.parametrize("changed", ["token_map", "lm_head.weight"])
-def test_a_token_map_that_points_nowhere(changed: str, tmp_path: Path) -> None:
-    published = all_published()["vllm-eagle-token-map"]
-    tensors = published.tensors(torch.float16)
-    # The smallest offset that there is, and a head of which the map should take rows that it has not.
-    smallest = torch.full_like(tensors["token_map"], torch.iinfo(torch.int64).min)
-    other = {"token_map": smallest, "lm_head.weight": tensors["lm_head.weight"].new_zeros(129, 65)}
-    source = published.write(tmp_path / "source")
-    write_weights(source / published.weights, tensors | {changed: other[changed]})
-    target = pico.save_target_config(tmp_path / "target", **(published.target or {}))
-    assert attempt(source, target) is not None
 
 
 # --- indexes of shards

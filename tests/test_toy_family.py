@@ -57,7 +57,7 @@ def test_it_is_read_written_and_run(package: Path, tmp_path: Path) -> None:
     tensors = {name: torch.randn(VOCABULARY, WIDTH) for name in ("bigram.newest", "bigram.next")}
     save_file(tensors, source / "model.safetensors")
     (source / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
-    assert "bigram" in run(package, "formats")
+    assert "bigram" in run(package, "inspect", "--formats")
     assert json.loads(run(package, "inspect", source, "--json"))["format"] == "bigram"
     run(package, "convert", source, tmp_path / "draft", "--target", "zoo:target")
     run(package, "convert", tmp_path / "draft", tmp_path / "back", "--to", "bigram")

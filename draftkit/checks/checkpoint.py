@@ -76,8 +76,7 @@ def merged_adapter(origins: Origins) -> Iterator[Finding]:
             "note",
             f"the adapter is merged into its base model, {base.value}: if that is the target, the merged model is "
             "a target too, and not its draft",
-            fix="pass the result with --target if the adapter is the target's; --from uno if it is one of UNO, with "
-            "which the target drafts for itself",
+            fix="pass the result with --target if the adapter is the target's",
             source="draftkit",
         )
 
@@ -271,19 +270,6 @@ def double_norm(format: str) -> Iterator[Finding]:
             "engine does: a draft of that age accepts less than in training",
             fix="none is exact; compare the acceptance with the one its author reports",
             source="NVIDIA/Model-Optimizer commit bdd10c2db",
-        )
-
-
-@check
-def medusa_head_count(config: Config, facts: SpecFacts) -> Iterator[Finding]:
-    said, heads = config.get("medusa_num_heads"), facts.get("num_heads")
-    if None not in (said, heads) and said != heads:
-        yield Finding(
-            "medusa-head-count",
-            "warning",
-            f"the config says {said} heads, the file has {heads}",
-            fix=f"serve with num_speculative_tokens {heads}; the converted config says it",
-            source="FasterDecoding/Medusa medusa_model.py",
         )
 
 

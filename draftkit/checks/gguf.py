@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftkit.checks.registry import check
-from draftkit.convert.formats.gguf import causal_lm_gguf, dflash_gguf, gemma4_assistant_gguf, mtp_gguf
+from draftkit.convert.formats.gguf import causal_lm_gguf, dflash_gguf, mtp_gguf
 from draftkit.convert.formats.gguf.layers import DEFAULT, TABLE_IS_HEAD
 from draftkit.engines.llama_cpp import differences_of_heads, last_state_of, refusal_of_target
 from draftkit.engines.llama_cpp.releases import PRESENT
@@ -102,21 +102,6 @@ def head_states(format: str, facts: Mapping[str, object], origins: Mapping[str, 
         fix="measure the heads where they are to serve: draftkit eval --engine llama.cpp",
         source=SOURCE,
     )
-
-
-@check
-def assistant_states(format: str) -> Iterator[Finding]:
-    """Gemma-4's assistant, whose queries have other positions than in vLLM."""
-    if format == gemma4_assistant_gguf.NAME:
-        yield Finding(
-            "gguf-assistant-states",
-            "note",
-            "llama.cpp has the assistant's queries at the newest token, vLLM at the state before it; and in sliding "
-            "layers they see one key less",
-            cost="drafts differ from vLLM's; the output stays the target's",
-            fix="measure the assistant where it is to serve: draftkit eval --engine llama.cpp",
-            source=SOURCE,
-        )
 
 
 @check

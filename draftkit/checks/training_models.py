@@ -20,7 +20,6 @@ from draftkit.checks.evidence import Data
 from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
 from draftkit.convert.formats.vocabulary_map import mapped_tokens
-from draftkit.convert.operations import integers
 from draftkit.data.states.online import AGREEMENT
 from draftkit.data.states.online import final_norm as norm_of
 from draftkit.finding import Finding
@@ -210,8 +209,6 @@ def vocabulary(data: Data, draft: Draft, draft_name: str) -> Iterator[Finding]:
         yield from (replace(problem, where=f"{draft_name}, {problem.where}") for problem in problems)
     elif "d2t" in draft.tensors:
         yield _coverage(data, mapped_tokens(draft.tensors["d2t"]))
-    elif "token_map" in draft.tensors:
-        yield _coverage(data, list(integers(draft.tensors["token_map"])))
     else:
         yield Finding("vocabulary", "ok", f"the draft proposes all of the target's {data.vocab_size} tokens")
 

@@ -19,7 +19,7 @@ import typer
 
 from draftkit.cli import data, prepare
 from draftkit.cli.calibrate import calibrate
-from draftkit.cli.convert import convert, formats, inspect
+from draftkit.cli.convert import convert, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import certify, evaluate, plan
 from draftkit.cli.gate import gate
@@ -43,7 +43,6 @@ app = typer.Typer(
 )
 app.command(cls=PanelCommand)(convert)
 app.command(cls=PanelCommand)(inspect)
-app.command(cls=PanelCommand)(formats)
 app.command(name="eval", cls=PanelCommand)(evaluate)
 app.command(cls=PanelCommand)(certify)
 app.command(cls=PanelCommand)(gate)

@@ -1,4 +1,4 @@
-"""`draftkit convert`, `inspect` and `formats`."""
+"""`draftkit convert` and `inspect`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from draftkit.cli.options import (
     FormatOption,
     JsonOption,
+    OptionalSourceArgument,
     OptionalTargetOption,
     ReleaseOption,
     ReplaceFolderOption,
@@ -37,7 +38,7 @@ OutArgument = Annotated[
     typer.Argument(help="The folder to write, OUT.gguf for --to gguf; default: the source's name-draftkit."),
 ]
 LayoutOption = Annotated[
-    str, typer.Option(autocompletion=_destinations, help="The layout to write; `draftkit formats` lists all.")
+    str, typer.Option(autocompletion=_destinations, help="The layout to write; `draftkit inspect --formats` lists all.")
 ]
 StoredOption = Annotated[
     str | None,
@@ -164,12 +165,15 @@ def _put_heads_back(source: str, target: str, out: Path | None, as_json: bool) -
 
 
 def inspect(
-    source: SourceArgument,
+    source: OptionalSourceArgument = None,
     target: OptionalTargetOption = None,
     revision: RevisionOption = None,
     format: FormatOption = None,
     check: Annotated[
         bool, typer.Option("--check", help="Of a target: read the tensors of its multi-token prediction heads too.")
+    ] = False,
+    formats: Annotated[
+        bool, typer.Option("--formats", help="List the formats that are read, and those that are written.")
     ] = False,
     release: ReleaseOption = None,
     verbose: VerboseOption = False,
@@ -182,6 +186,8 @@ def inspect(
         after_inspecting,
         draft_json,
         findings_of_heads,
+        formats_json,
+        formats_table,
         heads_json,
         reading_json,
         show_draft,
@@ -190,6 +196,11 @@ def inspect(
     )
     from draftkit.report.terminal.files import show_written, written_at
 
+    if formats:
+        print_json(formats_json()) if as_json else console().print(formats_table())
+        return
+    if source is None:
+        raise typer.BadParameter("Missing argument 'SOURCE' (or --formats).")
     if (written := written_at(Path(source).expanduser())) is not None:
         print_json(written.to_dict(source)) if as_json else show_written(console(), source, written)
         if not as_json:
@@ -212,13 +223,6 @@ def inspect(
         print_json(draft_json(found, facts)) if as_json else show_draft(console(), found, facts, verbose=verbose)
     if not as_json:
         say_next(*after_inspecting(found, source, target))
-
-
-def formats() -> None:
-    """List the formats that are read, and those that are written."""
-    from draftkit.report.terminal.conversion import formats_table
-
-    console().print(formats_table())
 
 
 def _report_conversion(conversion: Conversion, out: Path | None, verbose: bool) -> None:

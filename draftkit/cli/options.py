@@ -124,9 +124,9 @@ def prompt_sets() -> list[str]:
     return [BUNDLED, *registry()]
 
 
-SourceArgument = Annotated[
-    str, typer.Argument(autocompletion=models, help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")
-]
+SOURCE = typer.Argument(autocompletion=models, help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")
+SourceArgument = Annotated[str, SOURCE]
+OptionalSourceArgument = Annotated[str | None, SOURCE]
 TARGET = typer.Option(autocompletion=models, help="The target model: a folder, org/name[@revision] or zoo:target.")
 TargetOption = Annotated[str, TARGET]
 OptionalTargetOption = Annotated[str | None, TARGET]
@@ -178,7 +178,7 @@ ReleaseOption = Annotated[
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "--from", autocompletion=_formats, help="The format of the source, a name that `draftkit formats` lists."
+        "--from", autocompletion=_formats, help="The format of the source; `draftkit inspect --formats` lists all."
     ),
 ]
 

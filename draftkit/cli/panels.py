@@ -16,14 +16,13 @@ from draftkit.errors import SettingError
 PANELS = {
     "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
     "Measure it": ("eval", "plan", "certify", "gate", "calibrate"),
-    "Explain it": ("inspect", "doctor", "report", "formats", "settings", "published"),
+    "Explain it": ("inspect", "doctor", "report", "settings", "published"),
     "Publish it": ("card", "push"),
 }
 
 EXAMPLES = {
     "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
     "inspect": "draftkit inspect zoo:eagle3 --target zoo:target",
-    "formats": "draftkit formats",
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",

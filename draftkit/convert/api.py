@@ -154,10 +154,10 @@ def plan_conversion(
 
     `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json` is
     read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is a name that
-    `draftkit formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the
-    source's config whose effect is unknown, and which are dropped all the same; that is recorded as a loss. `digest`:
-    take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. `quantize`:
-    the formats of weights by part, as `read_formats` reads them. Raises `DraftkitError`.
+    `draftkit inspect --formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of
+    the source's config whose effect is unknown, and which are dropped all the same; that is recorded as a loss.
+    `digest`: take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`.
+    `quantize`: the formats of weights by part, as `read_formats` reads them. Raises `DraftkitError`.
     """
     destination = destination_named(to, stored)
     located = _opened(source, revision)
@@ -455,8 +455,7 @@ def _check_size(name: str, draft: Draft, target: TargetFacts, *, adapter: bool) 
         raise LayoutError(
             f"{name} is an adapter of a model of {target.name}'s size: merged, it is a target and no draft",
             where=draft.path,
-            hint=f"{merge}, without --target, merges it: pass MERGED as a draft's target. One of UNO, with which the "
-            "target drafts for itself, is named with --from uno",
+            hint=f"{merge}, without --target, merges it: pass MERGED as a draft's target",
         )
     if layers > target.num_hidden_layers and width >= target.hidden_size:
         sizes = f"{layers} layers of {width} and {target.num_hidden_layers} of {target.hidden_size}"

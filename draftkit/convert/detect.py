@@ -20,7 +20,7 @@ from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.engines.known import asked, known
-from draftkit.engines.releases import Release, runs_in
+from draftkit.engines.releases import Release, is_there
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
@@ -68,7 +68,7 @@ def format_named(name: str) -> Format:
         raise FormatError(
             f"there is no format {name}{did_you_mean(name, known)}",
             expected="one of " + ", ".join(known),
-            hint="draftkit formats",
+            hint="draftkit inspect --formats",
         )
     return known[name]
 
@@ -106,7 +106,7 @@ def detect(checkpoint: Checkpoint) -> Format:
         (f"config.json calls this {called}, and " if called else "")
         + f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
-        hint="draftkit formats lists what can be read",
+        hint="draftkit inspect --formats lists what can be read",
     )
 
 
@@ -114,7 +114,7 @@ def _loaded_as_it_is(architectures: Sequence[str]) -> str | None:
     """The engines that have a draft's class, and the releases that do, in words; None where none has."""
     found = []
     for engine, releases in known().items():
-        having = [one for one in releases if any(runs_in(one.architectures.get(name), "") for name in architectures)]
+        having = [one for one in releases if any(is_there(one.architectures.get(name)) for name in architectures)]
         if having:
             newest = having[0] is releases[0]
             numbers = ", ".join(release.number for release in having)
@@ -133,16 +133,17 @@ class OtherKind:
 
     `tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
-    `why`: why it never will, where that is known; else it does not yet.
+    `why`: why it never will, where that is known.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
-    projector. `method`: vLLM's name for it, if vLLM runs it, and `architecture` its class there, where it has one of
-    its own. `remedy`: what to do where vLLM does not.
+    projector. `model_type`: the config's, where no other kind has it. `method`: vLLM's name for it, if vLLM runs it,
+    and `architecture` its class there, where it has one of its own. `remedy`: who else serves it, or what to do.
     """
 
     name: str
     tensors: str
     named: str | None = None
+    model_type: str | None = None
     why: str = ""
     method: str | None = None
     architecture: str | None = None
@@ -164,12 +165,14 @@ class OtherKind:
         """Whether a release of vLLM has the method, and the class where it has one of its own."""
         rows = [release.methods.get(self.method or "")]
         rows += [] if self.architecture is None else [release.architectures.get(self.architecture)]
-        return all(row is not None and row.there for row in rows)
+        return all(map(is_there, rows))
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
 
     def is_named(self, checkpoint: Checkpoint) -> bool:
+        if self.model_type is not None and checkpoint.config.get("model_type") == self.model_type:
+            return True
         pattern = self.named or self.name
         return any(re.search(pattern, name, re.IGNORECASE) for name in checkpoint.kind_names)
 
@@ -205,6 +208,26 @@ KINDS = (
         "MTP of Nemotron Parse", r"^decoder\.extra_(heads|proj)\.0\.", "ParseAuxMTP",
         method="mtp", architecture="ParseAuxMTPModel",
     ),
+    OtherKind("Domino", r"^(logit_head\.)?prefix_gru\.", "domino", remedy="SGLang serves it, with DFLASH"),
+    OtherKind(
+        "DFlare", r"^layer_fusion_weights$|\.self_attn\.[kv]_proj_target\.", "dflare",
+        remedy="AngelSlim runs it, which trains it",
+    ),
+    OtherKind("XPress", r"^xpress_head\.", "Qwen3XPress", method="dflash", architecture="Qwen3XPressModel"),
+    OtherKind(
+        "XPress of the speculators library", r"^refiner_head\.", "^xpress$|XPressDraft",
+        remedy="the speculators library runs it, which trains it",
+    ),
+    OtherKind(
+        "Medusa in vLLM's layout", r"^(medusa_heads?\.)?blocks\.\d+\.layers\.\d+\.weight$", "Medusa",
+        method="medusa", architecture="MedusaModel",
+    ),
+    OtherKind("Medusa", r"^(medusa_heads?\.)?\d+\.\d+\.linear\.weight$", remedy="text-generation-inference serves it"),
+    OtherKind(
+        "EAGLE of vLLM's first engine", NEVER, "^EAGLEModel$", model_type="eagle",
+        remedy="vLLM served it with its V0 engine; convert the draft that it was made from",
+    ),
+    OtherKind("Gemma-4's assistant in GGUF", r"^nextn\.pre_projection\.", NEVER, remedy="llama.cpp serves it"),
     OtherKind("DSpine", NEVER, "DSpine", why="no layout of it is published"),
     OtherKind("EAGLE-4", NEVER, "Eagle-?4(?!\\d)", why="its license is not open, so that its layout is not read"),
 )  # fmt: skip
@@ -217,8 +240,13 @@ NO_TARGET = (
     "vLLM knows: correct them if they are wrong"
 )
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
-PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
+PROJECTORS = ("dflash", "dflash2", "dspark", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark\w*?(Draft)?Model")
+
+
+# An adapter with which a target drafts for itself; its files are those of any other, so its name or its card tells.
+UNO = OtherKind("UNO", NEVER, remedy="SGLang serves it, with --uno-lora-path; --from lora merges it all the same")
+UNO_NAMED, UNO_CARD = re.compile(r"(?i)(?<![a-z])uno(?![a-z])"), re.compile(r"\bUNO\b")
 
 
 def refuse_by_name(checkpoint: Checkpoint) -> None:
@@ -226,11 +254,11 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
     kind = kind or _of_other_layers(checkpoint) or _of_other_target(checkpoint)
-    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
+    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint) or _uno(checkpoint)
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it"
-            + (f": {kind.why}" if kind.why else " yet"),
+            + (f": {kind.why}" if kind.why else ""),
             where=checkpoint.source.path,
             hint=kind.hint or _loaded_as_it_is(checkpoint.architectures),
         )
@@ -275,3 +303,12 @@ def _of_other_head(checkpoint: Checkpoint) -> OtherKind | None:
         if named is None or named in PROJECTORS
         else OtherKind(f"{named}, a block drafter with a head of that name", "")
     )
+
+
+def _uno(checkpoint: Checkpoint) -> OtherKind | None:
+    source, card = checkpoint.source, checkpoint.source.path / "README.md"
+    if checkpoint.adapter is None:
+        return None
+    named = UNO_NAMED.search((source.repo or source.path.name).rpartition("/")[2])
+    said = card.is_file() and UNO_CARD.search(card.read_text(encoding="utf-8", errors="replace"))
+    return UNO if named or said else None

@@ -81,7 +81,7 @@ def make_plan(
         raise FormatError(
             f"tensors that this format does not define: {', '.join(sorted(unmoved))}",
             where=checkpoint.source.path,
-            hint="draftkit formats lists what can be read",
+            hint="draftkit inspect --formats lists what can be read",
         )
     if spec is not None:
         facts.record_definition(spec)

@@ -22,13 +22,11 @@ class Entry:
     - `read_in`: the file of its package that says so; None where it was run.
     - `code`: what stands there, as `ast.unparse` writes it; `no_code`: what does not.
       `python -m scripts.check.releases` looks for both.
-    - `layout`: the only layout, as `--to` names it, for whose folders this holds; None where it holds for all.
     - `methods`: the only methods for which it has it, by the engine's names; None for all.
     - `runner`: the only one of its model runners that has it, as V2; None for all.
     - `when`: what it needs besides, or does otherwise than one would think, in words.
     - `lossy`: of a way to accept draft tokens: its output is not drawn as the target's is.
-    - `refuses`: of what is not there, or not everywhere: whether the release says so by itself, instead of running a
-      draft wrongly.
+    - `refuses`: of what is not there: whether the release says so by itself, instead of running a draft wrongly.
     - `instead`: of what is not there: what to do.
     - `called`: its name in this release, where that is another than the row's.
     - `thread`: where a fault is discussed.
@@ -38,7 +36,6 @@ class Entry:
     read_in: str | None
     code: str = ""
     no_code: str = ""
-    layout: str | None = None
     methods: tuple[str, ...] | None = None
     runner: str | None = None
     when: str = ""
@@ -102,9 +99,9 @@ class Release:
         return f"{self.engine} {self.number}"
 
 
-def runs_in(row: Entry | None, layout: str) -> bool:
-    """Whether a row says that something is there, for a folder in a layout."""
-    return row is not None and row.there and row.layout in (None, layout)
+def is_there(row: Entry | None) -> bool:
+    """Whether a row says that something is there."""
+    return row is not None and row.there
 
 
 @dataclass(frozen=True)
@@ -150,11 +147,11 @@ def verdict(release: Release, spec: DraftSpec, layout: str, architecture: str | 
     if row is not None and not row.there:
         return Verdict(release, "refuses", f"has no proposer for {spec.method} drafts", row.instead)
     for capability in draft.needs(layout):
-        if (lacking := _lacking(release, capability, draft, layout)) is not None:
+        if (lacking := _lacking(release, capability, draft)) is not None:
             return lacking
     if row is None:
         return Verdict(release, "unknown", f"how {engine} runs {spec.method} drafts")
-    if architecture is not None and not runs_in(release.architectures.get(architecture), layout):
+    if architecture is not None and not is_there(release.architectures.get(architecture)):
         return Verdict(release, "refuses", f"has no class {architecture}")
     unknown = [name for name in draft.engine_settings.get(engine.lower(), {}) if not has_setting(release, name)]
     return Verdict(release, "refuses", f"has no setting {unknown[0]}") if unknown else Verdict(release, "runs")
@@ -162,17 +159,14 @@ def verdict(release: Release, spec: DraftSpec, layout: str, architecture: str | 
 
 def has_setting(release: Release, name: str) -> bool:
     """Whether a release takes a setting, under whatever name."""
-    return name in release.config_keys and release.config_keys[name].there
+    return is_there(release.config_keys.get(name))
 
 
-def _lacking(release: Release, capability: Capability, draft: Architecture, layout: str) -> Verdict | None:
+def _lacking(release: Release, capability: Capability, draft: Architecture) -> Verdict | None:
     """What a release does without something that the draft needs; None where it has it."""
     row = release.capabilities.get(capability.name)
     if row is None:
         return Verdict(release, "unknown", f"whether {release.engine} runs {capability.what}")
-    if row.there and not runs_in(row, layout):
-        where = f"only in the layout that convert --to {row.layout} writes"
-        return Verdict(release, "refuses" if row.refuses else "wrong", f"runs {capability.what} {where}")
     if not row.there:
         reason = capability.without.format(draft=draft)
         return Verdict(release, "refuses" if row.refuses else "wrong", reason, row.instead)
@@ -180,8 +174,8 @@ def _lacking(release: Release, capability: Capability, draft: Architecture, layo
 
 
 def told(verdicts: Sequence[Verdict]) -> str:
-    """What releases of one engine do with a draft, in one line, as `vLLM 0.33: no, it has no proposer for medusa
-    drafts; 0.32: yes`; those that do the same stand together."""
+    """What releases of one engine do with a draft, in one line, as `vLLM 0.33: yes; 0.32: no, it has no class
+    NAME`; those that do the same stand together."""
     groups = [(answer, list(same)) for answer, same in groupby(verdicts, key=lambda one: one.answer)]
     parts = [f"{', '.join(one.release.number for one in same)}: {answer}" for answer, same in groups]
     return f"{verdicts[0].release.engine} {'; '.join(parts)}"

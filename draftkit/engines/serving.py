@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from draftkit import zoo
-from draftkit.engines import llama_cpp, sglang, speculators, tensorrt_llm, transformers
+from draftkit.engines import llama_cpp, sglang, speculators, transformers
 from draftkit.engines.known import chosen
 from draftkit.engines.releases import told
 from draftkit.engines.trees import DynamicTree
@@ -47,24 +47,15 @@ def serve_commands(
 
 
 def serve_trees(
-    draft: Draft,
-    folder: Path | str,
-    tree: DynamicTree,
-    *,
-    target: str | None = None,
-    batch: int = 1,
-    local: bool = False,
+    draft: Draft, folder: Path | str, tree: DynamicTree, *, target: str | None = None, local: bool = False
 ) -> dict[str, str]:
     """Engine → the command that serves the target with trees of the draft in `folder`, which has the layout that SGLang
-    reads, for `batch` requests together; engines that draft no trees with it are left out."""
+    reads; empty where it drafts no trees with it."""
     target = target or draft.provenance.target or "TARGET"
     if local:
         target, folder = local_name(target), Path(folder).absolute()
-    found = {
-        sglang.ENGINE: sglang.serve_tree(draft.spec, target, folder, tree),
-        tensorrt_llm.ENGINE: tensorrt_llm.serve_tree(draft.spec, target, folder, tree, batch),
-    }
-    return {engine: line for engine, line in found.items() if line is not None}
+    line = sglang.serve_tree(draft.spec, target, folder, tree)
+    return {} if line is None else {sglang.ENGINE: line}
 
 
 def serving_notes(draft: Draft, target: str) -> list[str]:

@@ -18,7 +18,6 @@ ARCHITECTURES = {  # by the kind
     "dflash": "DFlashDraftModel",
     "dspark": "DSparkDraftModel",
     "dflash2": "DFlash2DraftModel",
-    "xpress": "XPressDraftModel",
 }
 
 

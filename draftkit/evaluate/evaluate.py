@@ -280,9 +280,7 @@ def _tree_commands(verdict: ResultVerdict, draft: Draft, job: Job) -> dict[str, 
     folder = f"{verdict.draft.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-{layout}"
     whole = draft.spec.architecture.own_model  # which any engine reads as it lies
     convert = command("draftkit", "convert", verdict.draft, folder, "--to", layout, "--target", target)
-    served = serve_trees(
-        draft, draft.path if whole else folder, tree, target=target, batch=verdict.up_to or 1, local=True
-    )
+    served = serve_trees(draft, draft.path if whole else folder, tree, target=target, local=True)
     return {engine: line if whole else f"{convert}\n{line}" for engine, line in served.items()}
 
 

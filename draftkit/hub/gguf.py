@@ -47,13 +47,6 @@ def folder_of_gguf(file: Path) -> Path:
     return folder
 
 
-def generation_config(keys: dict[str, object]) -> Path:
-    """A `generation_config.json` that says what a file says under other names."""
-    path = _folders.enter_context(temporary_folder()) / "generation_config.json"
-    path.write_text(dump(keys), encoding="utf-8")
-    return path
-
-
 def _write_config(header: Header, file: Path, folder: Path) -> None:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

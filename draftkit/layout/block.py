@@ -208,11 +208,6 @@ class BlockDraft(Architecture):
         """The captured layers as engines number them: by the layers whose outputs these states are, −1 for none."""
         return [i - 1 for i in self.aux_layer_ids]
 
-    def fusion_tensors(self) -> dict[str, Shape]:
-        """The tensors that make the context from the captured states."""
-        h = self.decoder.hidden_size
-        return {"fc.weight": (h, self.feature_size), "hidden_norm.weight": (h,)}
-
     def head_tensors(self) -> dict[str, Shape]:
         """The tensors that the family adds to the body."""
         return {}
@@ -223,7 +218,8 @@ class BlockDraft(Architecture):
                 f"lm_head is the target's, and the draft has {self.draft_vocab_size} of {self.vocab_size} tokens",
                 expected="a head of the draft's own, with a row for each of them",
             )
-        h, tensors = self.decoder.hidden_size, self.fusion_tensors()
+        h = self.decoder.hidden_size
+        tensors: dict[str, Shape] = {"fc.weight": (h, self.feature_size), "hidden_norm.weight": (h,)}
         for index in range(self.decoder.num_hidden_layers):
             tensors |= layer_tensors(self.decoder, f"layers.{index}.")
         tensors |= {"norm.weight": (h,)} | self.head_tensors()

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.checkpoints import pico
-from fixtures.checkpoints.gemma4_assistants import save_pair
 from fixtures.checkpoints.gguf_files import Entry, Parts
 from fixtures.checkpoints.mtp_targets import save_with_head
 from fixtures.checkpoints.published import all_published
@@ -111,9 +110,6 @@ def sounds(corpus: Path) -> Iterator[Sound]:
             str(source), corpus / name / "draft", target=str(target), overrides=published.overrides, allow_lossy=True
         )
         yield Sound(name, written(unified, target, corpus / name), target)
-    pair = save_pair(corpus / "pair", use_ordered_embeddings=False)
-    pico.save_tokenizer(pair.folder, ("a", "b"))
-    yield Sound("assistant", written(pair.assistant, pair.folder, corpus / "pair"), pair.folder)
     yield Sound("heads", written(*with_heads(corpus / "mtp"), corpus / "mtp"), None)
 
 

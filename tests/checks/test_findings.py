@@ -86,7 +86,7 @@ CASES = {
 }
 # These need layouts of their own, and are tested beside them.
 ELSEWHERE = {
-    *("contradiction", "medusa-head-count", "unstated-residual", "vocabulary-map", "not-run"),
+    *("contradiction", "unstated-residual", "vocabulary-map", "not-run"),
     *("causality-in-vllm", "merged-adapter", "narrow-window", "other-sizes"),
 }
 SOUND = (

@@ -56,8 +56,9 @@ SURFACE = {
         "-v",
         "--json",
     ],
-    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--for", "--verbose", "-v", "--json"],
-    "formats": [],
+    "inspect": [
+        "[SOURCE]", "--target", "--revision", "--from", "--check", "--formats", "--for", "--verbose", "-v", "--json",
+    ],
     "eval": [
         "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts",
         "--limit",
@@ -350,11 +351,16 @@ def test_version(draftkit: Command) -> None:
 
 
 def test_formats(draftkit: Command) -> None:
-    ran = draftkit("formats")
+    ran = draftkit("inspect", "--formats")
     assert (ran.code, ran.err) == (0, "")
     assert {"causal-lm", "eagle", "eagle3"} <= {format.NAME for format in all_formats()}
     assert all(format.NAME in ran.out and format.TITLE in ran.out for format in all_formats())
     assert all(f"--to {name}" in ran.out for name in destinations())
+    rows = json.loads(draftkit("inspect", "--formats", "--json").out)["formats"]
+    assert {"name": "eagle3", "title": "EAGLE-3 (SafeAILab layout)", "written_by": "eagle"} in rows
+    assert [row["name"] for row in rows] == [format.NAME for format in all_formats()]
+    nothing = draftkit("inspect")
+    assert (nothing.code, "Missing argument 'SOURCE' (or --formats)" in nothing.err) == (2, True)
 
 
 @pytest.fixture
@@ -442,7 +448,7 @@ def test_inspect_says_what_an_incomplete_reading_lacks(draftkit: Command, source
     assert ran.err == f"next: draftkit inspect {source} --target TARGET\n"
 
 
-@pytest.mark.parametrize(("named", "why"), [("medusa", "Medusa"), ("pard", "PARD"), ("lora", "LoRA")])
+@pytest.mark.parametrize(("named", "why"), [("mlp-speculator", "MLP"), ("pard", "PARD"), ("lora", "LoRA")])
 def test_a_checkpoint_of_another_family_than_from_says_what_it_looks_like(
     named: str, why: str, draftkit: Command, source: Path
 ) -> None:

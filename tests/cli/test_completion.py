@@ -48,7 +48,7 @@ def completed(draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> Completed:
         (("convert", "zoo", ":", "eagle3", "--set", "rope_t"), ["rope_theta="]),
         (("convert", "a", "--set", "x", "=", "1", "--set", "aux_"), ["aux_layer_ids="]),
         (("train", "--set", "optimization.l"), ["optimization.lr="]),
-        (("convert", "a", "--from", "medu"), ["medusa"]),
+        (("convert", "a", "--from", "mlp"), ["mlp-speculator"]),
         (("convert", "http", ":", "ta"), []),
     ],
 )

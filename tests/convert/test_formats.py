@@ -208,7 +208,7 @@ def test_the_guide_lists_every_format_and_where_its_drafts_go() -> None:
 
 
 def test_every_format_has_a_published_checkpoint() -> None:
-    adapters = {"lora", "uno"}  # of two folders: test_lora.py; refused
+    adapters = {"lora"}  # of two folders: test_lora.py
     assert {published.format for published in ALL.values()} == set(FORMATS) - adapters - IN_A_FILE
 
 

@@ -1,33 +1,29 @@
-"""What is special about MLP speculators, Medusa, PARD and plain causal LMs; the rest is in test_formats.py."""
+"""What is special about MLP speculators, PARD and plain causal LMs; the rest is in test_formats.py."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fixtures.checkpoints import pico
 from fixtures.checkpoints.published import all_published
 from fixtures.checkpoints.published.checkpoint import Published, Tensors
-from fixtures.checkpoints.published.medusa import CONFIG, VLLM, original, truncated, vllm, with_map
 from fixtures.checkpoints.published.mlp_speculator import mlp_config, repeats, tied
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from draftkit.convert.api import convert_checkpoint, default_output, plan_conversion
+from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.operations import Move, carry_out
 from draftkit.convert.unified import REFUSED_ARCHITECTURE, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
-from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import read_draft
 
 ALL = all_published()
@@ -138,146 +134,6 @@ def test_vllm_cannot_run_an_mlp_speculator(tmp_path: Path) -> None:
     assert written_config(tmp_path / "out")["architectures"] == [REFUSED_ARCHITECTURE]
     with pytest.raises(LayoutError, match="vLLM has no proposer for mlp-speculator drafts"):
         plan_conversion(str(source), to="vllm")
-
-
-# --- Medusa
-
-
-def medusa_of(folder: Path) -> MedusaSpec:
-    architecture = read_draft(folder).spec.architecture
-    assert isinstance(architecture, MedusaSpec)
-    return architecture
-
-
-def test_heads_compute_what_the_original_computes(tmp_path: Path) -> None:
-    """The original's numbers: a head's last one is its matrix to logits, the others are residual blocks."""
-    make = partial(original, layers=2)
-    source = write("medusa-two-layers", tmp_path, tensors=make)
-    target = str(pico.save_target_config(tmp_path / "target"))
-    convert_checkpoint(str(source), tmp_path / "out", target=target)
-    theirs = {name: tensor.float() for name, tensor in make(torch.float16).items()}
-    ours = {name: t.float() for name, t in load_file(tmp_path / "out" / "model.safetensors").items()}
-    state = torch.randn(3, 64)
-    for head in range(5):
-        expected = actual = state
-        for layer in range(2):
-            weight, bias = (theirs[f"{head}.{layer}.linear.{kind}"] for kind in ("weight", "bias"))
-            expected = expected + F.silu(F.linear(expected, weight, bias))
-            weight, bias = (ours[f"blocks.{head}.layers.{layer}.{kind}"] for kind in ("weight", "bias"))
-            actual = actual + F.silu(F.linear(actual, weight, bias))
-        assert torch.equal(expected @ theirs[f"{head}.2.weight"].T, actual @ ours[f"lm_heads.{head}.weight"].T)
-
-
-def test_the_config_is_the_one_that_vllm_reads(tmp_path: Path) -> None:
-    convert_checkpoint(str(write("medusa", tmp_path)), tmp_path / "out")
-    config = written_config(tmp_path / "out")
-    wanted = {
-        "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": 64, "vocab_size": 320, "num_heads": 5,
-        "num_hidden_layers": 1, "truncated_vocab_size": 320, "medusa_fc_bias": True, "original_lm_head": False,
-    }  # fmt: skip
-    assert {key: config[key] for key in wanted} == wanted
-
-
-def test_heads_without_matrices_need_a_target(tmp_path: Path) -> None:
-    source = write("medusa-legacy", tmp_path)
-    with pytest.raises(LayoutError, match="does not state vocab_size") as raised:
-        convert_checkpoint(str(source), tmp_path / "out")
-    assert "pass --target" in str(raised.value)
-    convert_checkpoint(str(source), tmp_path / "out", overrides={"vocab_size": "320"})
-    assert medusa_of(tmp_path / "out").vocab_size == 320
-    assert written_config(tmp_path / "out")["architectures"] == [REFUSED_ARCHITECTURE]  # vLLM would not borrow the head
-
-
-@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
-def test_to_vllm_stores_the_head_that_they_borrow(is_tied: bool, tmp_path: Path) -> None:
-    target = pico.save_llama(tmp_path / "target", tie_word_embeddings=is_tied)
-    source = write("medusa-legacy", tmp_path)
-    convert_checkpoint(str(source), tmp_path / "out", to="vllm", target=str(target))
-    assert medusa_of(tmp_path / "out").lm_head == "shared"
-    config = written_config(tmp_path / "out")
-    assert (config["architectures"], config["original_lm_head"]) == (["MedusaModel"], True)
-    head = load_file(target / "model.safetensors")["model.embed_tokens.weight" if is_tied else "lm_head.weight"]
-    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], head)
-
-
-def test_whole_heads_beside_a_map_are_cut_to_it(tmp_path: Path) -> None:
-    convert_checkpoint(str(write("medusa-vllm-uncut", tmp_path)), tmp_path / "out")
-    source, out = truncated(torch.float16, shared=True), load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(out["lm_head.weight"], source["lm_head.weight"][source["token_map"]])
-    assert torch.equal(out["token_map"], source["token_map"])
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["one matrix", "separate heads"])
-def test_vllm_cannot_load_a_reduced_vocabulary(shared: bool, tmp_path: Path) -> None:
-    config = VLLM | {"truncated_vocab_size": 128, "original_lm_head": shared}
-    source = write("medusa-vllm-truncated", tmp_path, config, partial(truncated, rows=128, shared=shared))
-    convert_checkpoint(str(source), tmp_path / "out")
-    medusa = medusa_of(tmp_path / "out")
-    assert (medusa.lm_head, medusa.draft_vocab_size) == ("shared" if shared else "draft", 128)
-    assert written_config(tmp_path / "out")["architectures"] == [REFUSED_ARCHITECTURE]
-    with pytest.raises(LayoutError, match="it has a token_map in its Medusa class, and its loader stops at it"):
-        plan_conversion(str(source), to="vllm")
-
-
-@pytest.mark.parametrize(
-    ("token_map", "match"),
-    [
-        (None, "token_map is missing"),
-        (torch.zeros(128, dtype=torch.int64), "token_map repeats tokens"),
-        (torch.arange(200, 328), "leaves the vocabulary"),
-        (torch.arange(128) - 1, "leaves the vocabulary"),
-        (torch.arange(127), r"token_map is I64 \[127\]"),
-        (torch.arange(128, dtype=torch.int16), r"token_map is I16 \[128\]"),
-    ],
-)
-def test_a_token_map_must_list_distinct_tokens(token_map: torch.Tensor | None, match: str, tmp_path: Path) -> None:
-    def tensors(dtype: torch.dtype) -> Tensors:
-        heads = vllm(dtype, rows=128, shared=True)
-        return heads if token_map is None else heads | {"token_map": token_map}
-
-    config = VLLM | {"original_lm_head": True, "truncated_vocab_size": 128}
-    with pytest.raises(FormatError, match=match):
-        plan_conversion(str(write("medusa-vllm-truncated", tmp_path, config, tensors)))
-
-
-def test_a_token_map_in_int32_is_widened(tmp_path: Path) -> None:
-    def tensors(dtype: torch.dtype) -> Tensors:
-        return vllm(dtype, rows=128, shared=True) | {"token_map": torch.arange(2, 258, 2, dtype=torch.int32)}
-
-    config = VLLM | {"original_lm_head": True, "truncated_vocab_size": 128}
-    convert_checkpoint(str(write("medusa-vllm-truncated", tmp_path, config, tensors)), tmp_path / "out")
-    written = load_file(tmp_path / "out" / "model.safetensors")["token_map"]
-    assert torch.equal(written, torch.arange(2, 258, 2))
-
-
-def test_a_lost_bias_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="medusa_fc_bias is true, and no block has a bias"):
-        plan_conversion(str(write("medusa-vllm", tmp_path, config=VLLM | {"medusa_fc_bias": True})))
-
-
-def test_biases_are_kept_even_if_the_config_forgets_them(tmp_path: Path) -> None:
-    convert_checkpoint(str(write("medusa-vllm-bias", tmp_path, config=VLLM)), tmp_path / "out")
-    assert medusa_of(tmp_path / "out").bias
-    assert written_config(tmp_path / "out")["medusa_fc_bias"] is True
-
-
-def test_a_file_of_heads_comes_before_the_model_beside_it(tmp_path: Path) -> None:
-    source = pico.save_llama(tmp_path / "source")
-    torch.save(original(torch.float16), source / "medusa_lm_head.pt")
-    (source / "config.json").write_text(json.dumps(CONFIG))
-    convert_checkpoint(str(source), tmp_path / "out")
-    assert medusa_of(tmp_path / "out").num_heads == 5
-
-
-def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
-    target = str(pico.save_target_config(tmp_path / "target", hidden_size=32, vocab_size=321))
-    with pytest.raises(TargetError, match="the draft reads 64, the target has 32"):
-        plan_conversion(str(write("medusa", tmp_path)), target=target)
-
-
-def test_the_default_folder_name(tmp_path: Path) -> None:
-    source = write("medusa", tmp_path).rename(tmp_path / "eagle-medusa")
-    assert default_output(plan_conversion(str(source))).name == "eagle_medusa-draftkit"
 
 
 # --- PARD and PARD-2
@@ -417,5 +273,4 @@ def test_repeats_of_the_fixture_are_copies() -> None:
     """The fixture itself: what it calls copies are equal tensors."""
     tensors = tied(torch.float32)
     assert len(repeats(("",))) == 14
-    assert with_map({})["token_map"].unique().numel() == 128
     assert torch.equal(tensors["speculator.proj.3.weight"], tensors["speculator.proj.1.weight"])

@@ -30,7 +30,6 @@ from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import DraftSpec
@@ -64,9 +63,6 @@ BASES: dict[str, Architecture] = {
     "mlp-speculator": MlpSpeculatorSpec(
         target_hidden_size=H, inner_size=32, vocab_size=V, num_heads=3, tied=False, scale_input=False,
         top_k_per_head=(5, 4, 3), num_candidates=5,
-    ),
-    "medusa": MedusaSpec(
-        target_hidden_size=H, vocab_size=V, draft_vocab_size=V, num_heads=2, num_layers=1, bias=True, lm_head="draft"
     ),
     "dflash": DFLASH,
     "dspark": replace(DFLASH, slots="anchor-first", markov=MARKOV, confidence="hidden_and_token"),
@@ -134,9 +130,6 @@ VALUES: dict[str, dict[str, list[Any]]] = dict.fromkeys(("dflash", "dspark", "df
     "mlp-speculator": {
         "inner_size": [H], "num_heads": [2], "tied": [True], "scale_input": [True], "top_k_per_head": [(1, 1, 1)],
         "num_candidates": [2],
-    },
-    "medusa": {
-        "draft_vocab_size": [VD], "num_heads": [3], "num_layers": [2], "bias": [False], "lm_head": ["shared", "target"],
     },
 }  # fmt: skip
 
@@ -252,7 +245,7 @@ TAKEN = {
     "eagle": {"eagle", "sglang", "vllm"}, "eagle3": {"eagle", "gguf", "sglang", "speculators", "vllm"},
     "p-eagle": {"speculators", "vllm"}, "draft-model": {"gguf", "hf", "vllm"}, "pard": {"pard", "vllm"},
     "pard-2": {"pard"},
-    "mlp-speculator": {"mlp-speculator"}, "medusa": {"vllm"}, "dflash": {"dflash", "gguf", "speculators", "vllm"},
+    "mlp-speculator": {"mlp-speculator"}, "dflash": {"dflash", "gguf", "speculators", "vllm"},
     "dspark": {"deepspec", "gguf", "speculators", "vllm"}, "dflash2": {"dflash", "gguf", "speculators", "vllm"},
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The speculators library's layouts, and EAGLE-1 converted for vLLM V0: what test_formats.py does not cover."""
+"""The speculators library's layouts: what test_formats.py does not cover."""
 
 from __future__ import annotations
 
@@ -246,14 +246,14 @@ def test_heads_that_are_not_read_say_why(
 
 
 JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}})
-ONE_OF_EACH = ["speculators-peagle", "speculators-eagle-layernorms", "vllm-eagle-token-map"]
+ONE_OF_EACH = ["speculators-peagle", "speculators-eagle-layernorms"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_wrong_value_anywhere_in_the_config_is_a_known_failure(name: str, target: Path, tmp_path: Path) -> None:
     config = ALL[name].config
-    nested = "model" if "model" in config else "transformer_layer_config"
+    nested = "transformer_layer_config"
     folder = ALL[name].write(tmp_path / "source")
     for value in JUNK:
         outer = [config | {key: value} for key in config]
@@ -495,71 +495,3 @@ def test_any_draft_is_the_same_after_a_round_trip(
     before, after = load_file(folder / "draft" / "model.safetensors"), load_file(back / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-# --- EAGLE-1 converted for vLLM V0
-
-
-def v0(tmp_path: Path, config: dict[str, Any], tensors: Tensors) -> str:
-    return write(tmp_path / "source", config, tensors)
-
-
-def test_a_token_map_selects_the_rows_of_a_whole_head(target: Path, tmp_path: Path) -> None:
-    """V0 cut the head when loading; offsets follow from the map, which is not in ascending order."""
-    tensors = published.v0_tensors(torch.float16, token_map=VD)
-    source = v0(tmp_path, published.v0_config({"truncated_vocab_size": VD}), tensors)
-    written = load_file(convert_checkpoint(source, tmp_path / "out", target=str(target)) / "model.safetensors")
-    kept = tensors["token_map"]
-    assert torch.equal(written["d2t"], kept - torch.arange(VD))
-    assert torch.equal(written["lm_head.weight"], tensors["lm_head.weight"][kept])
-
-
-def test_a_token_map_without_a_smaller_vocabulary_is_not_applied(target: Path, tmp_path: Path) -> None:
-    source = v0(tmp_path, published.v0_config(), published.v0_tensors(torch.float16, token_map=VD))
-    conversion = plan_conversion(source, target=str(target))
-    assert conversion.reading is not None
-    assert [m.sources[0] for m in conversion.reading.plan.moves if m.operation == "drop"] == ["token_map"]
-    assert eagle_of(source, target).draft_vocab_size == V
-
-
-def test_norms_that_v0_skipped_are_dropped(target: Path, tmp_path: Path) -> None:
-    tensors = published.v0_tensors(torch.float16, norms=True)
-    eagle = eagle_of(v0(tmp_path, published.v0_config(add_para_norm=True), tensors), target)
-    assert (eagle.input_norm, eagle.final_norm, eagle.feedback) == (False, False, "pre_norm")
-
-
-def test_eagle1_with_a_head_needs_no_nested_config(target: Path, tmp_path: Path) -> None:
-    eagle = eagle_of(v0(tmp_path, pico.eagle_config(), published.v0_tensors(torch.float16)), target)
-    assert (eagle.method, eagle.lm_head) == ("eagle", "draft")
-
-
-SMALL = {"truncated_vocab_size": VD}
-V0_BROKEN: dict[str, tuple[dict[str, Any], Tensors, str]] = {
-    "no map": (SMALL, published.v0_tensors(torch.float16), "truncated_vocab_size is 128, and token_map is missing"),
-    "repeats": (
-        SMALL, published.v0_tensors(torch.float16) | {"token_map": torch.zeros(VD, dtype=torch.int64)},
-        "127 draft tokens to a target token that another has",
-    ),
-    "outside": (
-        SMALL, published.v0_tensors(torch.float16) | {"token_map": 300 + torch.arange(VD)}, "outside 0…319",
-    ),
-    "narrow": (
-        SMALL, published.v0_tensors(torch.float16) | {"token_map": torch.arange(VD, dtype=torch.int16)}, "is I16",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", V0_BROKEN)
-def test_a_token_map_that_cannot_be_is_refused(case: str, target: Path, tmp_path: Path) -> None:
-    outer, tensors, message = V0_BROKEN[case]
-    with pytest.raises(FormatError, match=message):
-        plan_conversion(v0(tmp_path, published.v0_config(outer), tensors), target=str(target))
-
-
-def test_vllm_gets_no_eagle1_with_a_reduced_vocabulary(target: Path, tmp_path: Path) -> None:
-    tensors = published.v0_tensors(torch.float16, token_map=VD)
-    source = v0(tmp_path, published.v0_config(SMALL), tensors)
-    out = convert_checkpoint(source, tmp_path / "out", target=str(target))
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["DraftkitOnlyModel"]
-    with pytest.raises(DraftkitError, match="whole vocabulary"):
-        plan_conversion(source, to="vllm", target=str(target))

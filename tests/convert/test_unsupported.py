@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from conftest import Command
 from fixtures.checkpoints import pico
 
 from draftkit.convert.api import inspect_checkpoint
@@ -15,7 +19,7 @@ from draftkit.errors import FormatError
 
 BODY = ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight")
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "speculators Domino": ("domino of the speculators library", BODY, {"speculators_model_type": "domino"}),
+    "speculators Domino": ("Domino", BODY, {"speculators_model_type": "domino"}),
     "Laguna": ("DFlash with Laguna's layers", (*BODY, "aux_hidden_norms.0.weight"), {}),
     "DeepSeek-V4": ("DSpark within DeepSeek-V4", ("mtp.0.main_proj.weight", "mtp.2.markov_head.embed.weight"), {}),
     "DeepSpec, Gemma-4": ("DSpark with Gemma-4's layers", BODY, {"architectures": ["Gemma4DSparkModel"]}),
@@ -44,7 +48,56 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 def test_they_are_called_by_their_name(case: str, tmp_path: Path) -> None:
     name, tensors, config = CASES[case]
     pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in tensors})
-    with pytest.raises(FormatError, match=f"this is a draft of the kind {name}; draftkit cannot convert it yet"):
+    with pytest.raises(FormatError, match=f"this is a draft of the kind {name}; draftkit cannot convert it"):
+        inspect_checkpoint(str(tmp_path))
+
+
+# Formats that others serve: a tensor that tells it, what a config calls it, its name, and who serves it.
+SERVED = {
+    "Domino": ("embed_proj.0.weight", {"dflash_config": {"projector_type": "domino"}}, "Domino", "SGLang"),
+    "Domino, early": ("logit_head.prefix_gru.weight_ih_l0", {}, "Domino", "SGLang"),
+    "DFlare": ("layers.0.self_attn.k_proj_target.weight", {}, "DFlare", "AngelSlim"),
+    "DFlare by name": ("norm.weight", {"architectures": ["QwenDFlareDraftModel"]}, "DFlare", "AngelSlim"),
+    "XPress": ("xpress_head.w1.weight", {}, "XPress", r"vLLM ≥ 0\.33"),
+    "XPress by name": ("norm.weight", {"architectures": ["Qwen3XPressModel"]}, "XPress", r"vLLM ≥ 0\.33"),
+    "XPress of the library": (
+        "refiner_head.mix_l", {"speculators_model_type": "xpress"}, "XPress of the speculators library",
+        "the speculators library",
+    ),
+    "Medusa": ("0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
+    "Medusa in its target": ("medusa_head.0.0.linear.weight", {}, "Medusa", "text-generation-inference"),
+    "Medusa of vLLM": ("blocks.0.layers.0.weight", {}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
+    "Medusa by name": ("norm.weight", {"architectures": ["MedusaModel"]}, "Medusa in vLLM's layout", r"vLLM 0\.32"),
+    "EAGLE of V0": ("lm_head.weight", {"model_type": "eagle", "model": {}}, "EAGLE of vLLM's first engine", "vLLM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_what_others_serve_is_refused_with_who_does(case: str, tmp_path: Path, draftkit: Command) -> None:
+    tensor, config, name, server = SERVED[case]
+    pico.write_checkpoint(tmp_path / "source", config, {one: torch.ones(2, 2) for one in (*BODY, tensor)})
+    refused = draftkit("convert", tmp_path / "source", tmp_path / "out")
+    assert refused.code == 1
+    assert re.search(
+        f"this is a draft of the kind {name}; draftkit cannot convert it\n(.|\n)*next: {server} ", refused.err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_assistant_of_gemma_4_in_gguf_is_refused_with_who_serves_it(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "assistant.gguf", "gemma4-assistant")
+    writer.add_tensor("nextn.pre_projection.weight", np.ones((2, 2), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(FormatError, match=r"kind Gemma-4's assistant in GGUF(.|\n)*next: llama\.cpp serves it"):
+        inspect_checkpoint(str(tmp_path / "assistant.gguf"))
+
+
+def test_heads_of_medusa_beside_their_target_are_seen(tmp_path: Path) -> None:
+    pico.save_llama(tmp_path)
+    torch.save({"0.0.linear.weight": torch.ones(64, 64)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(FormatError, match="kind Medusa"):
         inspect_checkpoint(str(tmp_path))
 
 

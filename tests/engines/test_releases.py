@@ -25,7 +25,6 @@ NGRAM = DraftSpec(architecture=named("ngram:2-4"), dtype="F32")  # type: ignore[
 TABLES = {
     *(f"{engine}/{file}.py" for engine in ("vllm", "sglang") for file in ("names", "releases")),
     "llama_cpp/releases.py",
-    "tensorrt_llm/releases.py",
     "transformers.py",
     "speculators.py",
 }
@@ -119,7 +118,7 @@ def test_a_release_is_compared_both_ways(missing: bool, tmp_path: Path) -> None:
 
 
 def test_evidence_is_looked_for(tmp_path: Path) -> None:
-    package = written(tmp_path, {"ngram"}, {"method"}, {"MedusaModel"})
+    package = written(tmp_path, {"ngram"}, {"method"}, {"EagleLlamaForCausalLM"})
     (package / "model_executor/models/llama_eagle.py").write_text("fc = Linear(bias = True)\n")
     problems = [problem for problem in checked.problems_of(checked.Package(package)) if ", fc-bias: " in problem]
     assert problems == [

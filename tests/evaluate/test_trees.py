@@ -125,12 +125,10 @@ def test_a_tree_that_is_the_fastest_is_served_where_it_is_drafted() -> None:
         job = Job(open_target("zoo:target"), ["zoo:eagle3", "zoo:dflash"], Sweep.of(Settings()), stack)
         won = ResultVerdict("use", "", draft="zoo:eagle3", tree="eagle:topk=4,depth=5,nodes=16", up_to=2)
         commands = _served(won, job).commands
-        assert list(commands) == ["SGLang", "TensorRT-LLM"]
+        assert list(commands) == ["SGLang"]
         convert, serve = commands["SGLang"].splitlines()
         assert convert == "draftkit convert zoo:eagle3 eagle3-sglang --to sglang --target zoo:target"
         assert serve.endswith("--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 17")
-        assert '"max_total_draft_tokens": 16' in commands["TensorRT-LLM"]
-        assert "--max_batch_size 2" in commands["TensorRT-LLM"]
         for other in (replace(won, tree="best:nodes=8"), replace(won, draft="zoo:dflash")):
             assert not _served(other, job).commands
 

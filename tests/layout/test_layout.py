@@ -28,7 +28,6 @@ from draftkit.layout.architecture import ParallelDrafting, Rope
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import FactOrigin, InputFile, Provenance
@@ -84,9 +83,6 @@ MLP = MlpSpeculatorSpec(
     top_k_per_head=(4, 3, 2, 2),
     num_candidates=5,
 )
-MEDUSA = MedusaSpec(
-    target_hidden_size=64, vocab_size=500, draft_vocab_size=500, num_heads=5, num_layers=1, bias=True, lm_head="draft"
-)
 
 ARCHITECTURES = {
     "eagle": EAGLE,
@@ -97,7 +93,6 @@ ARCHITECTURES = {
     "pard-2": PARD2,
     "mlp-speculator": MLP,
     "mlp-speculator, tied": replace(MLP, tied=True),
-    "medusa": MEDUSA,
 }
 SPECS = {name: DraftSpec(architecture=a, dtype="BF16") for name, a in ARCHITECTURES.items()}
 PROVENANCE = Provenance(
@@ -158,8 +153,7 @@ specs = st.builds(
     DraftSpec,
     architecture=eagles
     | st.builds(CausalLMSpec, config=objects, target_features=st.none() | features)
-    | st.builds(MlpSpeculatorSpec, num_heads=sizes)
-    | st.builds(MedusaSpec, num_heads=sizes, num_layers=sizes),
+    | st.builds(MlpSpeculatorSpec, num_heads=sizes),
     dtype=st.sampled_from(["F64", "F32", "F16", "BF16"]),
 )
 
@@ -194,7 +188,7 @@ def owner(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 FACTS = [
     pytest.param(name, path, id=f"{name}: {'.'.join(path)}")
-    for name in ("p-eagle", "pard-2", "mlp-speculator", "medusa")
+    for name in ("p-eagle", "pard-2", "mlp-speculator")
     for path in facts_of(SPECS[name].to_dict()["architecture"])  # type: ignore[arg-type]
     if path[-1] not in ("head_ids", "full_attention_layers")  # younger than some folders, which may lack them
 ]
@@ -245,7 +239,7 @@ def test_all_wrong_facts_are_listed_at_once() -> None:
 )
 def test_what_is_no_spec_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(LayoutError):
-        DraftSpec.from_dict(SPECS["medusa"].to_dict() | change, "a test")
+        DraftSpec.from_dict(SPECS["mlp-speculator"].to_dict() | change, "a test")
 
 
 # --- tensor schemas: counts are those of Appendix A of the format notes, less `t2d`, which the layout does not keep
@@ -272,10 +266,6 @@ def test_what_is_no_spec_is_refused(change: dict[str, object]) -> None:
         (spec_of(MLP, num_heads=3), 15),
         (spec_of(MLP, tied=True), 6),
         (spec_of(MLP, tied=True, num_heads=1), 5),
-        (spec_of(MEDUSA), 15),
-        (spec_of(MEDUSA, bias=False), 10),
-        (spec_of(MEDUSA, num_heads=3, num_layers=2, draft_vocab_size=100), 16),
-        (spec_of(MEDUSA, lm_head="target"), 10),
     ],
     ids=lambda value: value.method if isinstance(value, DraftSpec) else str(value),
 )
@@ -336,16 +326,6 @@ def test_mlp_speculator_tensors() -> None:
     assert tied.items() <= untied.items()
     assert untied["speculator.proj.3.weight"] == (32, 32)
     assert untied["speculator.emb.3.weight"] == untied["speculator.head.3.weight"] == (500, 32)
-
-
-def test_medusa_tensors() -> None:
-    reduced = spec_of(MEDUSA, num_heads=1, draft_vocab_size=100).tensors()
-    assert {name: (schema.shape, schema.dtypes[0]) for name, schema in reduced.items()} == {
-        "blocks.0.layers.0.weight": ((64, 64), "F64"),
-        "blocks.0.layers.0.bias": ((64,), "F64"),
-        "lm_heads.0.weight": ((100, 64), "F64"),
-        "token_map": ((100,), "I64"),
-    }
 
 
 @pytest.mark.parametrize(
@@ -476,9 +456,8 @@ def test_other_engine_configs() -> None:
     assert SPECS["pard"].engine_config() == LM_CONFIG | {
         "pard_token": 7, "dtype": "bfloat16", "torch_dtype": "bfloat16"
     }  # fmt: skip
-    mlp, medusa = SPECS["mlp-speculator"].engine_config(), SPECS["medusa"].engine_config()
+    mlp = SPECS["mlp-speculator"].engine_config()
     assert (mlp["n_predict"], mlp["top_k_tokens_per_head"], mlp["tie_weights"]) == (4, [4, 3, 2, 2], False)
-    assert (medusa["num_heads"], medusa["medusa_fc_bias"], medusa["original_lm_head"]) == (5, True, False)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +492,6 @@ def test_other_engine_configs() -> None:
         (spec_of(PARD), None),
         (spec_of(PARD2), "PARD-2"),
         (spec_of(MLP), "mlp-speculator"),
-        (spec_of(MEDUSA), None),
     ],
     ids=lambda value: value.method if isinstance(value, DraftSpec) else str(value),
 )

@@ -98,20 +98,6 @@ def serve_tree(spec: DraftSpec, target: str, folder: Path | str, tree: DynamicTr
     )
 
 
-def serve_uno(target: str, folder: Path | str, width: int) -> str:
-    """The command that serves a target with a UNO adapter of it, which proposes `width` tokens less one a round."""
-    return _launch(
-        {
-            "model-path": target,
-            "speculative-algorithm": "UNO",
-            "uno-lora-path": str(folder),
-            "speculative-eagle-topk": "1",
-            "speculative-num-draft-tokens": str(width),
-            "attention-backend": "fa3",
-        }
-    )
-
-
 def notes_of(spec: DraftSpec, layout: str) -> list[str]:
     """What else SGLang takes for a draft that it serves from a layout, a sentence each; nothing of others."""
     if not loads(spec, layout):

@@ -13,7 +13,7 @@ from draftkit.layout.spec import DraftSpec
 
 ENGINE, QUANTIZED_HEAD, PASS_BOUNDS = "vLLM", "draft_lm_head_quantization", "draft-pass-bounds-sequences"
 # The layouts of folders that vLLM loads, as `--to` names them.
-LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "xpress", "hf", "pard")
+LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "hf", "pard")
 
 
 def verdicts(spec: DraftSpec, layout: str = "unified", releases: Sequence[Release] | None = None) -> list[Verdict]:

@@ -18,7 +18,6 @@ BLOCK = f"{MODELS}/qwen3_dflash.py"
 DSPARK = f"{MODELS}/qwen3_dspark.py"
 DFLASH2 = f"{MODELS}/qwen3_dflash2.py"
 LILICORR = f"{MODELS}/lilicorr.py"
-MEDUSA = f"{MODELS}/medusa.py"
 ASSISTANT = f"{MODELS}/gemma4_mtp.py"
 SELECTOR = "v1/worker/gpu/spec_decode/dflash2/speculator.py"
 MODELOPT = "model_executor/layers/quantization/modelopt.py"
@@ -148,11 +147,6 @@ V0_32 = Release(
             "v1/worker/gpu/spec_decode/lilicorr/speculator.py", "self.target_embeddings(candidate_ids)"
         ),
         "weighed-candidate-counts": lacks(LILICORR, "'LiLiCorr candidate_topk must be a power of two <= 16.'"),
-        "layer-fusion": lacks(BLOCK, no_code="layer_fusion_weights"),
-        "recurrent-correction": lacks(BLOCK, no_code="prefix_gru"),
-        **each(lacks(REGISTRY, no_code="XPress", refuses=True), "refined-block refined-vocabulary"),
-        "heads-without-output-layer": lacks(MEDUSA, "self.lm_head = ParallelLMHead(self.truncated_vocab_size"),
-        "heads-vocabulary": lacks(MEDUSA, "self.token_map.to(device=self.lm_heads[0].weight.device)"),
         "shared-keys-concatenation": lacks(ASSISTANT, "torch.cat([inputs_embeds, hidden_states], dim=-1)"),
         "shared-keys-state": lacks(ASSISTANT, "self.pre_projection(combined)"),
         "shared-keys-position": lacks("v1/spec_decode/gemma4.py", "self.constant_draft_positions = True"),
@@ -191,7 +185,7 @@ V0_33 = Release(
     methods=each(has(CONFIG), NAMES["0.33"]["methods"])
     | each(has(RUNNER, "('suffix', 'custom_class')", runner="V1"), "suffix custom_class")
     | {"dspark": has(RUNNER, "'dspark speculative decoding'", runner="V2")}
-    | each(lacks(CONFIG, no_code="medusa", instead=TRAIN_ANOTHER), "medusa mlp_speculator"),
+    | {"mlp_speculator": lacks(CONFIG, no_code="medusa", instead=TRAIN_ANOTHER)},
     config_keys=each(has(CONFIG), NAMES["0.33"]["config_keys"])
     | KEYS
     | {
@@ -222,11 +216,6 @@ V0_33 = Release(
     capabilities={
         **V0_32.capabilities,
         "mixed-block-windows": has(RUNNER, "'mixed sliding/full dflash drafts'", runner="V2"),
-        "refined-block": has(f"{MODELS}/qwen3_xpress.py", runner="V2", layout="xpress"),
-        "refined-vocabulary": lacks(
-            f"{MODELS}/qwen3_xpress.py", "'XPress currently requires a full-vocab draft", refuses=True
-        ),
-        **each(lacks(REGISTRY, no_code="Medusa"), "heads-without-output-layer heads-vocabulary"),
     },
     verifications=each(has(CONFIG), NAMES["0.33"]["verifications"])
     | {

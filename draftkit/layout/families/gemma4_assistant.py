@@ -44,7 +44,7 @@ class Gemma4AssistantSpec(Architecture):
     """
 
     NEEDS: ClassVar = ASSISTANT_NEEDS
-    SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}, "llama.cpp": {"gemma4-assistant": "draft-mtp"}}
+    SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}}
     closed: ClassVar = ("config",)
     whole_head: ClassVar = "engines build its output layer for all of the target's tokens"
 

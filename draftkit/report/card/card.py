@@ -255,7 +255,7 @@ def _tree_commands(given: CardInput, judged: ResultVerdict) -> dict[str, str]:
         return {}
     layout_of, ending = CONVERTED["SGLang"]
     out = short_name(given.name) + ending
-    served = serve_trees(given.draft, Path(out), tree, target=given.served_target, batch=judged.up_to or 1)
+    served = serve_trees(given.draft, Path(out), tree, target=given.served_target)
     options = ("--to", layout_of(given.draft.spec), "--target", given.served_target)
     convert = command("draftkit", "convert", given.name, out, *options)
     return {engine: f"{convert}\n{line}" for engine, line in served.items()}

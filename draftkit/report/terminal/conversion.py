@@ -262,6 +262,11 @@ def formats_table() -> Table:
     return table
 
 
+def formats_json() -> dict[str, object]:
+    formats = [{"name": one.NAME, "title": one.TITLE, "written_by": destination_of(one)} for one in all_formats()]
+    return {"schema": 1, "formats": formats}
+
+
 def conversion_json(conversion: Conversion) -> dict[str, object]:
     """A planned conversion: what `reading_json` has, or `draft_json` for a unified source, and the way out."""
     if conversion.reading is not None:

@@ -8,9 +8,9 @@ thread, one request at a time. Output tokens, and for each request the draft tok
 draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
 
 Block drafters of tiny targets (`blocks.py`) too. With llama.cpp's source, whose converter then makes the
-targets' files, also those of targets that draftkit writes no files of, Gemma-4's assistant, and multi-token prediction
-heads, in a file of their own and in the target's; their reference is the draft as llama.cpp runs it, which is not as
-vLLM does (`assistant.py`, `heads.py`). The converter needs sentencepiece.
+targets' files, also those of targets that draftkit writes no files of, and multi-token prediction heads, in a file of
+their own and in the target's; their reference is the draft as llama.cpp runs it, which is not as vLLM does
+(`heads.py`). The converter needs sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -48,12 +48,10 @@ from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
-from scripts.check.llama_cpp.assistant import as_in_llama_cpp, save_pair
 from scripts.check.llama_cpp.blocks import DRAFTS, TARGETS, save_block_draft
 from scripts.check.llama_cpp.blocks import save_target as tiny_target
 from scripts.check.llama_cpp.heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 
-ASSISTANT = "assistant of gemma4_text"
 COLUMNS = ("draft", "drafted", "accepted", "verifying steps", "mean length", "outputs equal", "counts equal")
 
 
@@ -148,8 +146,6 @@ def comparisons(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[st
         chosen = [name for name in DRAFTS if options.only in f"{name} of {kind}"]
         if chosen and (options.llama_cpp is not None or kind == "qwen3"):
             yield from block_comparisons(options, kind, chosen, scratch / f"blocks-{kind}")
-    if options.llama_cpp is not None and options.only in ASSISTANT:
-        yield ASSISTANT, assistant_comparison(options, scratch / "assistant")
     for kind in KINDS if options.llama_cpp is not None else ():
         if options.only in f"heads of {kind}":
             yield from head_comparisons(options, kind, scratch / kind)
@@ -211,21 +207,6 @@ def block_comparisons(
             arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
         theirs = served(options, arguments, asked, work)
         yield f"{name} of {kind}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
-
-
-def assistant_comparison(options: argparse.Namespace, work: Path) -> Compared:
-    """The assistant of a tiny Gemma-4."""
-    work.mkdir()
-    asked = requests(min(options.prompts, 8))
-    folder, source = save_pair(work, asked)
-    target, file = work / "t.gguf", work / "assistant.gguf"
-    by_converter(options, folder, target)
-    convert_checkpoint(str(source), file, to="gguf", target=str(target), stored="f32")
-    model, _ = load_model(str(folder), device="cpu", dtype=torch.float32)
-    with open_draft(str(source), str(folder)) as draft:
-        ours = drafted(model, as_in_llama_cpp(draft), asked, HEAD_TOKENS)
-        arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
-    return compared(ours, served(options, arguments, asked, work), HEAD_TOKENS, Target(model).eos_token_ids)
 
 
 def by_converter(options: argparse.Namespace, folder: Path, out: Path, *flags: str) -> None:

@@ -13,13 +13,7 @@ from typing import Any
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
-from draftkit.convert.formats.block.reading import (
-    BlockLayout,
-    has_head,
-    lift_nested,
-    plan_block_draft,
-    read_convolution,
-)
+from draftkit.convert.formats.block.reading import BlockLayout, lift_nested, plan_block_draft, read_convolution
 from draftkit.convert.formats.block.writing import last_state_at, zlab_body, zlab_config
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError
@@ -41,7 +35,9 @@ NUMBERED_OF_LAYER = {"mlp.0.": "mlp.up_proj.", "mlp.2.": "mlp.down_proj."}
 
 
 def recognize(checkpoint: Checkpoint) -> int:
-    return 6 * has_head(checkpoint, r"lilicorr\.", "lilicorr")
+    """The head's tensors, or its name in the config."""
+    has_tensors = any(name.startswith("lilicorr.") for name in checkpoint.tensors)
+    return 6 * (has_tensors or any(NAME in name.lower() for name in checkpoint.kind_names))
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:

@@ -7,7 +7,6 @@ the body are shared (z-lab/dflash `model.py`, deepseek-ai/DeepSpec `modeling/dsp
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -69,13 +68,6 @@ def lift_nested(facts: Facts) -> None:
     """Read the keys of z-lab's nested config as if they stood beside it, where there is one."""
     if isinstance(facts.mapping(NESTED), dict):
         facts.lift(NESTED)
-
-
-def has_head(checkpoint: Checkpoint, tensors: str, named: str) -> bool:
-    """Whether a block drafter has a head of one kind: by the beginning of its tensors' names, or as its config calls
-    it."""
-    in_names = any(re.match(tensors, name) for name in checkpoint.tensors)
-    return in_names or any(re.search(named, name, re.IGNORECASE) for name in checkpoint.kind_names)
 
 
 def read_library_draft(checkpoint: Checkpoint, facts: Facts, kinds: Sequence[str]) -> tuple[str, str | None]:
@@ -225,8 +217,8 @@ def _aux_layer_ids(
             where=view.source.path,
             hint="permute the columns of fc.weight, and the ids with them, into ascending order",
         )
-    if ids and "fc.weight" in view.tensors and view.matrix("fc.weight")[1] != target_hidden * len(ids):
-        columns = view.matrix("fc.weight")[1]
+    _, columns = view.matrix("fc.weight")
+    if ids and columns != target_hidden * len(ids):
         raise FormatError(
             f"{len(ids)} captured layers are named, {list(ids)}, and fc.weight has {columns} columns, "
             f"{columns / target_hidden:g} states of {target_hidden}",

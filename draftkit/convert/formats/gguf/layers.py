@@ -85,17 +85,16 @@ class Names:
             return tensors.get(name)
         return f"{self.prefix}layers.{match[1]}.{modules[match[2]]}.{match[3]}"
 
-    def heads(self, name: str, decoder: Decoder | None) -> int | None:
+    def heads(self, name: str, decoder: Decoder) -> int | None:
         """How many heads a tensor of GGUF has whose rows are in another order there; None of others."""
         match = BLOCK.fullmatch(name)
         if not self.interleaved or match is None or match[2] not in ROTATED:
             return None
-        assert decoder is not None
         return decoder.num_attention_heads if match[2] == "attn_q" else decoder.num_key_value_heads
 
 
-def writing_moves(outgoing: Outgoing, names: Names, decoder: Decoder | None, kept: Iterable[str]) -> list[Move]:
-    """The moves of the unified tensors `kept` into a file; `decoder`: needed where rows are interleaved."""
+def writing_moves(outgoing: Outgoing, names: Names, decoder: Decoder, kept: Iterable[str]) -> list[Move]:
+    """The moves of the unified tensors `kept` into a file."""
     moves = []
     for name in kept:
         handle, written = outgoing.tensor(name), names.written(name)
@@ -109,9 +108,9 @@ def writing_moves(outgoing: Outgoing, names: Names, decoder: Decoder | None, kep
     return moves
 
 
-def reading_moves(checkpoint: Checkpoint, names: Names, decoder: Decoder | None, narrowed: str | None) -> list[Move]:
+def reading_moves(checkpoint: Checkpoint, names: Names, decoder: Decoder, narrowed: str | None) -> list[Move]:
     """The moves of the tensors of a file into the layout; `narrowed`: the dtype that float32 ones are to have
-    again; `decoder` as in `writing_moves`. What computes rotary positions is left out: the facts have it.
+    again. What computes rotary positions is left out: the facts have it.
 
     Raises `FormatError` for tensors that this kind of model does not have.
     """

@@ -1,6 +1,6 @@
 """TensorRT-LLM: each answer says how many tokens an iteration gave on average, and so how many iterations it took.
 
-Written from its source (`engines/tensorrt_llm/releases.py`: fields that it does not know are refused), and not run. The
+Written from its source (`serve/openai_protocol.py`: fields that it does not know are refused), and not run. The
 average is `getAvgDecodedTokensPerIter` of `cpp/include/tensorrt_llm/batch_manager/llmRequest.h`: generated tokens /
 iterations, the prefill's among them. How much each iteration accepted is told by the chunks, where there is one for
 each.
@@ -25,9 +25,10 @@ from draftkit.engines.stream import (
     prompt_of,
     sampling_of,
 )
-from draftkit.engines.tensorrt_llm.releases import AVERAGE
 from draftkit.errors import SourceError
 from draftkit.requests import Request
+
+AVERAGE = "avg_decoded_tokens_per_iter"
 
 
 class TensorrtServer(Server):
