@@ -263,15 +263,6 @@ def test_a_stream_gives_what_is_asked_on_the_way() -> None:
     assert [found[request.id] for request in asked] == tokens(run(asked, None))
 
 
-def test_text_comes_with_a_tokenizer() -> None:
-    class Letters:
-        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-            return " ".join(map(str, ids))
-
-    generation = run(requests()[:1], "eagle", tokenizer=Letters())[0]
-    assert generation.text == " ".join(map(str, generation.tokens))
-
-
 BAD: dict[str, dict[str, Any]] = {
     "rates without the mode": {"synthetic": SyntheticAcceptance((1.0,) * 4)},
     "the mode without rates": {"verification": "synthetic"},
