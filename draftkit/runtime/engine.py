@@ -43,10 +43,10 @@ from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable, may_
 from draftkit.runtime.memory import explains_memory, require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round
-from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
+from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
-from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.finite import HINT, has_finite_peak
 from draftkit.targets.media import HELD, check_media
 from draftkit.targets.target import Target
 
@@ -224,9 +224,7 @@ class Engine:
     def _next(self, found: Iterator[Generation]) -> Generation | None:
         return next(found, None)
 
-    def _finished(
-        self, take: Callable[[], Generation | None], notify: OnRound | None = None
-    ) -> Iterator[Generation]:
+    def _finished(self, take: Callable[[], Generation | None], notify: OnRound | None = None) -> Iterator[Generation]:
         """Run what `take` gives in the slots that are free, until it gives None and all are; each once it is finished.
         `notify` sees what each round has touched."""
         self._reach = 0
@@ -433,7 +431,7 @@ class Engine:
         taken = (outcome for outcome, slot in zip(found, self._rows, strict=True) if slot >= 0)
         for generation, outcome in zip(active.values(), taken, strict=True):
             if outcome.broken is not None:
-                raise self._broken(outcome.broken, generation, outcome.proposal)
+                raise self._broken(outcome.broken, generation)
             self._record(generation, outcome, beyond=not drafting and k > 0)
 
     def _can_draft(self, reach: int) -> bool:
@@ -451,10 +449,10 @@ class Engine:
         stops = self.drafter is not None and (self.like == "vllm-v1" or self.drafter.positions_end)
         return self.drafter.max_positions if stops and self.drafter is not None else None
 
-    def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
-        self._capacity = 0  # the drafter is used for finding the layer
-        tokens = *generation.request.prompt, *generation.tokens, *(proposal if broken == "target" else ())
-        return explained(broken, self.target, self.drafter, tokens, max(self.k, 1))
+    def _broken(self, whose: Broken, generation: Generation) -> NonFiniteError:
+        self._capacity = 0  # no cache that may hold NaN is used again
+        where = f"request {generation.request.id}, after {generation.length} tokens"
+        return NonFiniteError(f"the {whose}'s forward gives NaN or infinity: {where}", hint=HINT)
 
     def _k_for(self, batch: int) -> int:
         """How many tokens are drafted in a round with a batch of this size."""

@@ -493,10 +493,7 @@ def test_samples_with_states_that_are_not_finite_are_named(folder: Path, tmp_pat
     for i in (0, 2):
         samples[i].tokens[samples[i].tokens == 5] = 6
     data = save_samples(tmp_path / "data.jsonl", samples)
-    message = (
-        r"sample row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
-    )
-    with pytest.raises(DraftkitError, match=message):
+    with pytest.raises(DraftkitError, match=r"sample row-1: the target's hidden states are not finite"):
         write(data, tmp_path / "out", tmp_path / "overflowing")
     assert not (tmp_path / "out").exists()
 
