@@ -27,9 +27,7 @@ from draftkit.requests import (
     Like,
     Request,
     SamplingParameters,
-    SyntheticAcceptance,
     Verification,
-    check_rates,
     check_schedule,
 )
 from draftkit.runtime.batch import Batch, SamplingTensors
@@ -98,8 +96,8 @@ class Engine:
     on its own prompt, sampling parameters and seed, not on the others, up to the numerics of batched matrix products.
 
     - `verification`: `rejection` and `block` keep the target's distribution; `coupled` gives the very tokens of plain
-      decoding at any temperature; `synthetic` accepts at given rates, for performance work.
-    - `draft_sampling`: how drafts are drawn; `synthetic`: the rates of that mode.
+      decoding at any temperature.
+    - `draft_sampling`: how drafts are drawn.
     - `k_by_batch`: largest batch → K, for batches that should draft less; beyond the largest nothing is drafted.
     - `tree`: what is drafted instead of a chain; its depth is `num_speculative_tokens`. Whatever the verification, the
       output is that of `coupled`, and drafts are chosen, not drawn.
@@ -120,7 +118,6 @@ class Engine:
         num_slots: int,
         verification: Verification = "rejection",
         draft_sampling: DraftSampling | None = None,
-        synthetic: SyntheticAcceptance | None = None,
         k_by_batch: Mapping[int, int] | None = None,
         tree: DraftTree | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -133,7 +130,6 @@ class Engine:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
         if drafter is not None:
             check_draft_tokens(num_speculative_tokens, drafter.max_tokens)
-        check_rates(synthetic, verification, num_speculative_tokens)
         if k_by_batch is not None:
             check_schedule(k_by_batch, num_speculative_tokens)
         if tree is not None and drafter is not None:
@@ -153,7 +149,6 @@ class Engine:
         self.num_slots = num_slots
         self.verification: Verification = verification
         self.draft_sampling = draft_sampling or DraftSampling()
-        self.synthetic = synthetic
         self.k_by_batch = dict(sorted((k_by_batch or {}).items()))
         self.prefill_chunk = prefill_chunk
         self.eager = eager
@@ -310,7 +305,7 @@ class Engine:
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
         parts = (
-            self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic,
+            self.target, self.drafter, self._cache, self._state, self.verification,
             self.draft_sampling.min_confidence, self.estimates, may_look(self.target),
         )  # fmt: skip
         rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)

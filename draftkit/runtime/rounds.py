@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -18,20 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import SyntheticAcceptance, Verification
+from draftkit.requests import Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.drawing import RoundDraw
 from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.row_peaks import best_token
-from draftkit.runtime.verification import (
-    verify_block,
-    verify_coupled,
-    verify_greedy,
-    verify_rejection,
-    verify_synthetic,
-)
+from draftkit.runtime.verification import verify_block, verify_coupled, verify_greedy, verify_rejection
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 
@@ -40,14 +33,8 @@ BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")
 MODES: dict[str, Verify] = {"rejection": verify_rejection, "coupled": verify_coupled, "block": verify_block}
 
 
-def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) -> Verify:
-    """The function that decides a round; at temperature 0 all lossless modes come to the same.
-
-    `rates` float32 [K] go with the mode `synthetic`: conditional ones, as `SyntheticAcceptance` gives them.
-    """
-    if mode == "synthetic":
-        assert rates is not None
-        return partial(verify_synthetic, rates=rates)
+def verification(mode: Verification, *, all_greedy: bool) -> Verify:
+    """The function that decides a round; at temperature 0 all modes come to the same."""
     return verify_greedy if all_greedy else MODES[mode]
 
 
@@ -166,7 +153,6 @@ class Rounds:
         cache: SlotCache,
         state: SlotState,
         mode: Verification,
-        synthetic: SyntheticAcceptance | None,
         min_confidence: float = 0.0,
         estimates: bool = False,
         trims: bool = False,
@@ -176,7 +162,6 @@ class Rounds:
         self.cache = cache
         self.state = state
         self.mode: Verification = mode
-        self.rates = None if synthetic is None else torch.tensor(synthetic.conditional, device=target.device)
         self.min_confidence = min_confidence
         self.estimates = estimates
         self.trims = trims and bool(min_confidence)
@@ -209,10 +194,7 @@ class Rounds:
         probs = None if draw is None else draw.probs[:, :most]
         one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
         drafted = Drafted(proposed.tokens[:, :most], lengths, batch.active, one_hot, probs)
-        rates = None if self.rates is None else self.rates[:most]
-        emitted = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
-            drafted, logits, batch.target, start
-        )
+        emitted = verification(self.mode, all_greedy=batch.all_greedy)(drafted, logits, batch.target, start)
         state.commit(slots, emitted)
         emitted = emitted.padded(k)
         packed = _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
