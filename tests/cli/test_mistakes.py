@@ -116,7 +116,7 @@ def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp
         ((*EVAL, "--set", "draft_temperature=-1"), "--set draft_temperature", "draft_temperature is -1.0"),
         ((*EVAL, "--max-new-tokens", "1"), "--max-new-tokens", "a whole number from 2 on"),
         ((*EVAL, "--slice", "tongue"), "--slice", "language, thinking, tools, category"),
-        ((*EVAL, "--set", "verification=synthetic"), "--set verification", "rejection, block, coupled"),
+        ((*EVAL, "--set", "verification=synthetic"), "--set verification", "not one of"),
         ((*EVAL, "--k", "2,4", "--set", "k_by_batch=8:2"), "--k", "schedules are for one K"),
         ((*EVAL, "--set", "k_by_batch=8:5"), "--set k_by_batch", "largest batch: K, each K from 0 to 4"),
         (
