@@ -40,13 +40,12 @@ from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import BY_CHANNEL, channel_bytes, decode, encode, vector_bytes
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import load_final_norm
-from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, target_sha256
+from draftkit.data.states.shards import Manifest, Part, read_manifest, shard_ranges, target_sha256
 from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.workers import on_devices
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.engines.vllm.worker import PromptTokens
 from draftkit.errors import DraftkitError
-from draftkit.io import leases
 from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.targets.states import FINAL, AuxLayers
@@ -290,18 +289,19 @@ def no_locks(descriptor: int, operation: int) -> None:
 def test_many_workers_write_each_shard_once_though_some_are_killed(
     place: str, stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their claims return, and nobody computes what another has: every shard is computed once for each that was killed
-    while it was at it, and once more. Also on a file system that has no locks, and in a store that has files
-    without renaming them."""
+    """Their locks go with them, and nobody computes what another has: every shard is computed once for each that was
+    killed while it was at it, and once more. In a store, and on a file system that has no locks, each has a part, and
+    is started again."""
     out, log = tmp_path / "out", tmp_path / "computed"
     address = f"plain://{out}" if place == "store" else out
-    monkeypatch.setattr(leases, "LEASE", 5.0)
+    in_parts = place != "disk"
     if place == "disk without locks":
         monkeypatch.setattr(fcntl, "flock", no_locks)
 
-    def work(kill_at: int | None) -> None:
-        computed = 0
-        with open_states_job(data, address, StatesSettings(target=str(folder), encoding="float32", **SETTINGS)) as job:
+    def work(number: int, kill_at: int | None) -> None:
+        computed, part = 0, Part(number, 4) if in_parts else Part(0, 1)
+        settings = StatesSettings(target=str(folder), encoding="float32", part=part, **SETTINGS)
+        with open_states_job(data, address, settings) as job:
             extract = job.extractor
 
             def noted(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
@@ -311,26 +311,31 @@ def test_many_workers_write_each_shard_once_though_some_are_killed(
                     file.write(samples[0].id + "\n")
                 if computed == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(0.05)  # so that others find it claimed
+                time.sleep(0.05)  # so that others find it locked
                 yield from extract(samples)
 
             replace(job, extractor=noted).write()
 
-    kills = (1, 2, None, None)
-    children = []
-    for kill_at in kills:
-        if (child := os.fork()) == 0:
-            torch.set_num_threads(1)
-            try:
-                work(kill_at)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        children.append(child)
-    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    def run(*kills: int | None) -> list[int]:
+        children = []
+        for number, kill_at in enumerate(kills):
+            if (child := os.fork()) == 0:
+                torch.set_num_threads(1)
+                try:
+                    work(number, kill_at)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            children.append(child)
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+    ended = run(1, 2, None, None)
     assert set(ended) <= {0, -signal.SIGKILL}
-    if place == "store":
-        (out / ".claims").rmdir()  # which no object is in
+    if in_parts:
+        assert -signal.SIGKILL in ended
+        assert run(None, None, None, None) == [0, 0, 0, 0]
+        assert read_manifest(out) == read_manifest(stored)
+        write(data, out, folder, encoding="float32")  # one process takes over the manifests of all parts
     assert content(out) == content(stored)
     begun = log.read_text().split()
     shards = read_manifest(out).shards

@@ -141,7 +141,7 @@ def test_workers_share_rows_and_take_several_in_one_call(manifest: Manifest, tmp
     for number, states in enumerate(found):
         ((_, expected),) = extractor()([SAMPLES[number]])
         torch.testing.assert_close(states.last[0, : len(expected)], expected[:, -1], rtol=1e-4, atol=1e-4)
-    assert not (tmp_path / ".claims").exists()
+    assert not (tmp_path / ".locks").exists()
 
 
 def test_rows_are_those_of_the_extractor_and_are_used_up(manifest: Manifest, tmp_path: Path) -> None:
