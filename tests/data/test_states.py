@@ -40,7 +40,7 @@ from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import BY_CHANNEL, channel_bytes, decode, encode, vector_bytes
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import load_final_norm
-from draftkit.data.states.shards import Manifest, Part, read_manifest, shard_ranges, target_sha256
+from draftkit.data.states.shards import Manifest, Part, read_manifest, shard_ranges
 from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.workers import on_devices
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
@@ -458,21 +458,6 @@ def test_a_target_that_differs_in_a_single_byte_is_another(
         OfflineStates(stored, data=data, target=changed, aux_layers=None)
 
 
-def test_states_of_an_earlier_release_are_read_and_gone_on_with(copied: Path, data: Path, folder: Path) -> None:
-    """Their manifest knows the target by the beginning of each tensor."""
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    older = {"schema": 1, "target_sha256": target_sha256(folder, 1)}
-    path.write_text(json.dumps(manifest | older))
-    assert older["target_sha256"] != manifest["target_sha256"]
-    OfflineStates(copied, data=data, target=folder, aux_layers=None).states_of([0], 64)
-    shards = manifest["shards"]
-    path.write_text(json.dumps(manifest | older | {"shards": shards[1:]}))
-    write(data, copied, folder, encoding="float32")
-    finished = json.loads(path.read_text())
-    assert (finished["schema"], finished["shards"]) == (1, shards)
-
-
 def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["shards"][1]
@@ -481,7 +466,7 @@ def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -
         OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
-@pytest.mark.parametrize("edit", [{"schema": 3}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
+@pytest.mark.parametrize("edit", [{"schema": 1}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
 def test_a_manifest_that_says_nonsense_is_refused(
     edit: dict[str, object], copied: Path, data: Path, folder: Path
 ) -> None:

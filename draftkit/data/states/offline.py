@@ -13,9 +13,10 @@ from draftkit.data.sample_files import samples_sha256
 from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import States
 from draftkit.data.states.opened import OpenedShard
-from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest, target_sha256
+from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.io.digest import file_sha256
+from draftkit.layout.digest import weights_sha256
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -85,7 +86,7 @@ class OfflineStates:
                 expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
             )
-        if target is not None and (found := target_sha256(target, manifest.schema)) != manifest.target_sha256:
+        if target is not None and (found := weights_sha256(target)) != manifest.target_sha256:
             raise TargetError(
                 f"the states were made by another target than {target}",
                 where=self.folder.place,

@@ -27,11 +27,9 @@ from draftkit.io.digest import file_sha256
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import from_dict, to_dict
 from draftkit.io.tensors import open_checkpoint
-from draftkit.layout.digest import weights_sha256
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
-SAMPLED = 1  # the schema whose `target_sha256` is of the first bytes of each tensor; such folders are still read
 SAMPLE_BYTES = 4096
 NAMES = ("target", "target_revision", "data")  # keys for people: the digests beside them decide what is the same
 AGAIN = "draftkit data states writes shards that are missing and keeps the others"
@@ -53,8 +51,8 @@ class Shard:
 class Manifest:
     """The contents of a folder of states: whose states they are, how they are stored, and its complete shards in order.
 
-    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: what the
-    function of that name gives for the `schema`.
+    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: of all its weights, and
+    of a stream what `sampled_sha256` gives.
     """
 
     schema: int
@@ -138,9 +136,9 @@ def _read(folder: StatesFolder, name: str) -> Manifest:
     """One manifest of a folder."""
     path = f"{folder.place}/{name}"
     data = folder.read_object(name)
-    if data.get("schema") not in (SAMPLED, SCHEMA):
+    if data.get("schema") != SCHEMA:
         raise FormatError(
-            f"states of schema {data.get('schema')!r}", where=path, expected=f"up to {SCHEMA}", hint="write them again"
+            f"states of schema {data.get('schema')!r}", where=path, expected=str(SCHEMA), hint="write them again"
         )
     manifest = from_dict(Manifest, data, path, "the manifest")
     end = 0
@@ -153,24 +151,16 @@ def _read(folder: StatesFolder, name: str) -> Manifest:
     return manifest
 
 
-def target_sha256(folder: Path, schema: int) -> str:
-    """A digest of what a target's states depend on, as manifests of a schema have it: its config and its weights.
+def sampled_sha256(folder: Path) -> str:
+    """A quick digest of a target: of its config, and the first bytes of each tensor.
 
     Raises `SourceError` and `FormatError` for a folder that is no checkpoint.
     """
-    if schema != SAMPLED:
-        return weights_sha256(folder)
     digest = hashlib.sha256(file_sha256(folder / "config.json").encode())
     for name, handle in sorted(open_checkpoint(folder).items()):
         digest.update(f"\0{name}\0{handle.dtype}\0{handle.shape}\0".encode())
         digest.update(next(iter(handle.chunks(SAMPLE_BYTES)), b"")[:SAMPLE_BYTES])
     return digest.hexdigest()
-
-
-def schema_of(folder: StatesFolder) -> int:
-    """The schema that a folder goes on with: its own, or the newest where nothing is there. Raises `DraftkitError`."""
-    folder.settle_leftovers()
-    return read_manifest(folder).schema if folder.manifests() else SCHEMA
 
 
 def begin(folder: StatesFolder, settings: Manifest) -> Manifest:

@@ -40,10 +40,9 @@ from draftkit.data.states.opened import read_sample
 from draftkit.data.states.shards import (
     MANIFEST,
     NAMES,
-    SAMPLED,
     Manifest,
     read_manifest,
-    target_sha256,
+    sampled_sha256,
     write_manifest,
 )
 from draftkit.data.states.vllm import vllm_extractor
@@ -275,7 +274,7 @@ def run_worker(
             return 0
         time.sleep(PAUSE)
     manifest, opened = read_manifest(folder), open_target(target)
-    if (found := opened.mark(target_sha256(opened.folder, SAMPLED))) != manifest.target_sha256:
+    if (found := opened.mark(sampled_sha256(opened.folder))) != manifest.target_sha256:
         raise TargetError(
             f"the run has another target than {target}",
             where=folder / MANIFEST,

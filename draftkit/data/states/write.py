@@ -27,6 +27,7 @@ from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCos
 from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
+    SCHEMA,
     WHOLE,
     Manifest,
     Part,
@@ -34,16 +35,15 @@ from draftkit.data.states.shards import (
     enter,
     offsets_of,
     read_manifest,
-    schema_of,
     shard_name,
     shard_ranges,
-    target_sha256,
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
 from draftkit.io.store import is_address
+from draftkit.layout.digest import weights_sha256
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.media import Media
@@ -389,16 +389,15 @@ def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> It
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
         check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
-        manifest = begin(folder, _manifest(settings, target, data, samples, schema_of(folder)))
+        folder.settle_leftovers()
+        manifest = begin(folder, _manifest(settings, target, data, samples))
         with _extractor(settings, target, manifest, samples, media, out) as extractor:
             cost = plan(folder, manifest, samples, extractor, row_tokens, settings.part)
             scratch = _scratch_bytes(settings, manifest)
             yield StateJob(folder, cost, manifest, samples, extractor, row_tokens, scratch, settings.part)
 
 
-def _manifest(
-    settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample], schema: int
-) -> Manifest:
+def _manifest(settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample]) -> Manifest:
     """The manifest of the folder, without its shards."""
     facts, located = target.facts, target.located
     layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
@@ -409,10 +408,10 @@ def _manifest(
             hint="say which with --layers, as 1,3,5",
         )
     return Manifest(
-        schema=schema,
+        schema=SCHEMA,
         target=public_name(located.name),
         target_revision=located.revision,
-        target_sha256=target.mark(target_sha256(target.folder, schema)),
+        target_sha256=target.mark(weights_sha256(target.folder)),
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,
