@@ -51,8 +51,8 @@ class Shard:
 class Manifest:
     """The contents of a folder of states: whose states they are, how they are stored, and its complete shards in order.
 
-    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: of all its weights, and
-    of a stream what `sampled_sha256` gives.
+    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: of all its weights,
+    and of a stream what `sampled_sha256` gives.
     """
 
     schema: int
