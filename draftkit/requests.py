@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
-from draftkit.errors import SettingError, require_count, require_setting
+from draftkit.errors import require_count, require_setting
 from draftkit.io.settings import setting
 from draftkit.media import ShownImages
 
@@ -20,7 +19,7 @@ EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
 
 DraftSamplingMode = Literal["auto", "greedy", "probabilistic"]
 Like = Literal["vllm-v1", "vllm-v2"]  # the model runner of vLLM whose rule holds beyond a draft's positions
-Verification = Literal["rejection", "block", "coupled", "synthetic"]
+Verification = Literal["rejection", "block", "coupled"]
 Turns = Literal["first", "all", "recorded"]  # of a prompt with several
 
 
@@ -102,57 +101,6 @@ class DraftSampling:
         if self.mode == "greedy" or (self.mode == "auto" and request.temperature < self.greedy_below):
             return replace(request, temperature=0.0)
         return request if self.temperature is None else replace(request, temperature=self.temperature)
-
-
-@dataclass(frozen=True, slots=True)
-class SyntheticAcceptance:
-    """`rates[i]`: the share of rounds in which at least i + 1 drafts stand (vLLM's per-position rates).
-
-    Raises `SettingError` where rates leave [0, 1] or rise.
-    """
-
-    rates: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        falling = all(after <= before for before, after in pairwise((1.0, *self.rates, 0.0)))
-        require_setting(falling, "acceptance_rates", list(self.rates), "between 0 and 1, none above the one before it")
-
-    @classmethod
-    def of_length(cls, length: float, k: int) -> SyntheticAcceptance:
-        """Rates with a mean acceptance length of `length` tokens a round, the target's own included: as many certain
-        drafts as fit, then one at the remaining rate. Raises `SettingError` for a length that `k` drafts do not have.
-        """
-        if not 1 <= length <= k + 1:
-            raise SettingError(
-                f"an acceptance length of {length}",
-                "acceptance_rates",
-                expected=f"between 1 and {k + 1}, for {k} drafts a round",
-            )
-        return cls(tuple(min(max(length - 1 - i, 0.0), 1.0) for i in range(k)))
-
-    @property
-    def conditional(self) -> tuple[float, ...]:
-        """The rate of each draft among the rounds in which the one before it stands."""
-        pairs = pairwise((1.0, *self.rates))
-        return tuple(after / before if before else 0.0 for before, after in pairs)
-
-
-def check_rates(synthetic: SyntheticAcceptance | None, verification: Verification, k: int) -> None:
-    """Raise `SettingError` unless rates of `k` positions go with synthetic verification, and it with them."""
-    if verification != "synthetic" and synthetic is not None:
-        raise SettingError(
-            f"acceptance_rates, and verification is {verification!r}", "acceptance_rates", expected="synthetic"
-        )
-    if verification == "synthetic" and synthetic is None:
-        raise SettingError(
-            "verification is 'synthetic', and there are no acceptance_rates",
-            "verification",
-            expected=f"a rate for each of K = {k} positions",
-        )
-    if synthetic is not None and len(synthetic.rates) != k:
-        raise SettingError(
-            f"{len(synthetic.rates)} acceptance rates", "acceptance_rates", expected=f"one for each of K = {k}"
-        )
 
 
 def check_schedule(k_by_batch: Mapping[int, int], k: int) -> None:

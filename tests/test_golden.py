@@ -55,10 +55,6 @@ OWN: dict[str, tuple[object, ...]] = {
     "own-coupled": (
         "--draft", "zoo:draft-model", "--set", "verification=coupled", "--temperature", 0.7, "--context", 128,
     ),
-    "own-synthetic": (
-        "--draft", "zoo:mlp-speculator", "--set", "verification=synthetic",
-        "--set", "acceptance_rates=0.8,0.6,0.5,0.4",
-    ),
 }  # fmt: skip
 
 

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from draftkit.data.decontamination import NearPrompts
     from draftkit.data.responses import Responder, ResponseFile, Sampling
     from draftkit.data.rows import LeftOutRows
+    from draftkit.data.states.shards import Part
     from draftkit.loading import OpenedTarget
 
 Item = TypeVar("Item")
@@ -388,6 +389,13 @@ def states(
         int,
         typer.Option(min=1, help="Processes that share the work, as do those of other machines on the folder."),
     ] = 1,
+    shard: Annotated[
+        str,
+        typer.Option(
+            help="Write every N-th file only, from number I on, as 0/4: for processes that share an object store, or a "
+            "disk without locks."
+        ),
+    ] = "0/1",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
     with_parent: WithParentOption = False,
     trust_remote_code: TrustOption = False,
@@ -417,6 +425,7 @@ def states(
         device=device,
         dtype=dtype,
         media_root=None if media_root is None else str(media_root),
+        part=_parse_part(shard),
     )
     check_shared(out, workers)
     own, *others = on_devices(settings, workers)
@@ -438,11 +447,13 @@ def states(
         print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
         size, shards = sum(shard.bytes for shard in manifest.shards), counted(len(manifest.shards), "shard")
-        say_written(out, f"{manifest.num_tokens:,} tokens in {shards}, {size:,} bytes")
-        say_next(
-            "train", "--recipe", "RECIPE", "--target", target, "--data", named(samples), "--states", out,
-            "--out", "RUN",
-        )  # fmt: skip
+        tokens = sum(shard.tokens for shard in manifest.shards)
+        say_written(out, f"{tokens:,} tokens in {shards}, {size:,} bytes")
+        if tokens == manifest.num_tokens:
+            say_next(
+                "train", "--recipe", "RECIPE", "--target", target, "--data", named(samples), "--states", out,
+                "--out", "RUN",
+            )  # fmt: skip
 
 
 @app.command(cls=PanelCommand)
@@ -574,6 +585,16 @@ def _parse_layers(text: str | None) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(number) for number in text.split(",") if text)
     except ValueError:
         raise DraftkitError(f"--layers {text}", expected="numbers, as 2,5,7") from None
+
+
+def _parse_part(text: str) -> Part:
+    from draftkit.data.states.shards import Part
+
+    try:
+        number, of = map(int, text.split("/"))
+    except ValueError:
+        raise DraftkitError(f"--shard {text}", expected="I/N, as 0/4") from None
+    return Part(number, of)
 
 
 def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator[Item]:

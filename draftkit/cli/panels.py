@@ -29,7 +29,7 @@ EXAMPLES = {
     "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
     "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
     "published": "draftkit published Qwen3-8B dspark",
-    "settings": "draftkit settings eval acceptance_rates",
+    "settings": "draftkit settings eval k_by_batch",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",
     "adapt": "draftkit adapt --draft D --target T --traffic logs.jsonl --out adapted",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from draftkit.data.samples import Span, parse_media, parse_tokens
 from draftkit.errors import FormatError, SourceError
 from draftkit.hub.locate import keep_token
-from draftkit.io.cache import local_copy
+from draftkit.io.cache import local_file
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt
@@ -492,9 +492,9 @@ def _read_store(address: str) -> Iterator[Place]:
         raise SourceError("there is no data", where=address, expected=f"objects ending in {', '.join(SUFFIXES)}")
     for name in names:
         own = f"{address.rstrip('/')}/{name}".rstrip("/")
-        with local_copy(own) as path:
-            for place in read_file(path):
-                yield place._replace(where=place.where.replace(str(path), own))
+        path = local_file(own)
+        for place in read_file(path):
+            yield place._replace(where=place.where.replace(str(path), own))
 
 
 def _read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

@@ -155,8 +155,8 @@ class Job:
 
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
-    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "acceptance_rates",
-    "strict", "media_root",
+    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "strict",
+    "media_root",
 )  # fmt: skip
 
 

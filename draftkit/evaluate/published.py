@@ -119,8 +119,7 @@ def published_beside(result: Result, sources: Mapping[str, str] = MappingProxyTy
     says."""
     found: list[Beside] = []
     for draft in dict.fromkeys((cell.target, cell.draft) for cell in result.cells):
-        of_pair = [cell for cell in result.cells if (cell.target, cell.draft) == draft]
-        cells = [cell for cell in of_pair if cell.verification != "synthetic"]
+        cells = [cell for cell in result.cells if (cell.target, cell.draft) == draft]
         beside = [
             min((_beside(row, cell, result) for cell in cells), key=lambda one: len(one.differing))
             for row in published_rows()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.evaluate.measure import Lane, Report, Run
 from draftkit.evaluate.near_ties import with_likelihoods
-from draftkit.requests import Request, SyntheticAcceptance
+from draftkit.requests import Request
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import accepted_per_position, drafted_rounds
 from draftkit.runtime.drafters.protocol import Drafter
@@ -21,7 +21,6 @@ def engine_of(
     target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int, estimates: bool = False
 ) -> Engine:
     """The engine that a measurement runs on; `estimates`: it keeps what the draft says of its tokens."""
-    rates = settings.acceptance_rates if drafter is not None else None
     return Engine(
         target,
         drafter,
@@ -30,7 +29,6 @@ def engine_of(
         # Plain decoding draws with the noise that coupled verification compares with, which is also any target's own.
         verification=settings.verification if drafter is not None else "coupled",
         draft_sampling=settings.draft_sampling,
-        synthetic=None if rates is None else SyntheticAcceptance(rates),
         k_by_batch=settings.schedule if drafter is not None else None,
         tree=settings.drafted_tree if drafter is not None else None,
         eager=settings.eager,

@@ -106,14 +106,11 @@ def _cutting(settings: Settings) -> Settings:
 
 
 def _plainly(settings: Settings) -> Settings:
-    """The settings with all drafts of a round verified, and none accepted for the sake of it."""
-    verification = "rejection" if settings.verification == "synthetic" else settings.verification
+    """The settings with all drafts of a round verified."""
     sampling = replace(settings.draft_sampling, min_confidence=0.0)
     return replace(
         settings,
-        verification=verification,
         draft_sampling=sampling,
-        acceptance_rates=None,
         k_by_batch=None,
         disable_above_batch=None,
     )

@@ -220,6 +220,6 @@ def _ranks(like: Tensor) -> Tensor:
 def _drafting(settings: Settings, tree: DraftTree) -> Settings:
     """The settings with a tree, without what goes with chains alone."""
     return replace(
-        settings, tree=tree.name, verification="coupled", draft_sampling=DraftSampling(), acceptance_rates=None,
+        settings, tree=tree.name, verification="coupled", draft_sampling=DraftSampling(),
         k_by_batch=None, disable_above_batch=None,
     )  # fmt: skip

@@ -46,7 +46,7 @@ DISK_FAILURES = {
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems answer that have none
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' fcntl.h
 LOCK_FILE = ".draftkit.lock"  # in a folder that is being filled; see `draftkit.io.lock`
-CLAIMS = ".claims"  # in a folder that several processes fill; see `draftkit.io.claims`
+LOCKS = ".locks"  # in a folder that several processes fill; see `draftkit.io.lock`
 SCRATCH = r"\.{name}\.(tmp|gone)-[0-9a-f]+"  # what scratch folders of an output are called
 
 _log = logging.getLogger(__name__)
@@ -179,9 +179,8 @@ def is_empty(folder: Path) -> bool:
 
 
 def is_passing(name: str) -> bool:
-    """Whether something in a folder is the lock, claims or a scratch folder of a run, and no part of what is written
-    there."""
-    return name in (LOCK_FILE, CLAIMS) or re.fullmatch(SCRATCH.format(name=".+"), name) is not None
+    """Whether something in a folder is a lock or a scratch folder of a run, and no part of what is written there."""
+    return name in (LOCK_FILE, LOCKS) or re.fullmatch(SCRATCH.format(name=".+"), name) is not None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who writes an output: one process at a time, or any number that share their work.
+"""Who writes an output: one process at a time, or any number that share their work by the lock files of its pieces.
 
 An advisory lock says so, which goes with the process that holds it.
 """
@@ -19,14 +19,9 @@ from datetime import datetime
 from pathlib import Path
 
 from draftkit.errors import DraftkitError, command
-from draftkit.io.atomic import LOCK_FILE, NO_LOCKS, disk_failures, locked
+from draftkit.io.atomic import LOCK_FILE, LOCKS, NO_LOCKS, disk_failures, locked
 
-PAUSE, PATIENCE = 0.02, 0.5  # seconds between two attempts at a lock that is to be shared, and of all attempts
-# What that means to a writer alone, and to one of many.
-UNLOCKED = (
-    "another process that writes it is not noticed",
-    "processes share the work by files that they renew, and what one has claimed that is killed is free after a minute",
-)
+PAUSE, PATIENCE = 0.02, 0.5  # seconds between two attempts at a lock, and of all at one that is to be shared
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +78,47 @@ def many_writers(out: Path) -> Iterator[None]:
 
 
 @contextmanager
+def piece_lock(folder: Path, name: str, *, waits: bool = False) -> Iterator[bool]:
+    """Whether this process alone may do a piece of the work of a folder while the body runs; False where another does.
+
+    With `waits` it is waited for. Whoever has the lock looks first whether the piece is done. The kernel lets go of it
+    however the process ends. A file system without locks lets every process do everything.
+    """
+    path, lock, mine = folder / LOCKS / name, None, False
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = locked(path)
+            mine = lock is not None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
+            mine = True
+        if mine or not waits:
+            break
+        time.sleep(PAUSE)
+    try:
+        yield mine
+    finally:
+        if lock is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # before the lock goes, or another process's file could be meant
+            os.close(lock)
+
+
+def settle_piece_locks(folder: Path) -> None:
+    """Remove the lock files that processes have left that are gone."""
+    with suppress(OSError):
+        for path in (folder / LOCKS).iterdir():
+            if (lock := locked(path)) is not None:
+                path.unlink(missing_ok=True)
+                os.close(lock)
+    with suppress(OSError):
+        (folder / LOCKS).rmdir()  # unless others are at work
+
+
+@contextmanager
 def _written(out: Path, path: Path, *, shared: bool) -> Iterator[None]:
     key = os.getpid(), path
     with disk_failures(f"{out.name} cannot be written", out):
@@ -108,7 +144,7 @@ def _take(path: Path, out: Path, shared: bool) -> _Lock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            _log.warning(f"%s: its file system has no locks: {UNLOCKED[shared]}", out)
+            _log.warning("%s: its file system has no locks: another process that writes it is not noticed", out)
             return _Lock(path, None, made)
         if lock.descriptor is not None:
             break

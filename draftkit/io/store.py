@@ -17,7 +17,6 @@ from draftkit.errors import DraftkitError, SourceError
 from draftkit.io.atomic import temporary_folder
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-CHUNK_BYTES = 16 << 20
 TRIED = ".try-"  # what objects are called that are made to see what a store does
 WRITER = ".writer"  # the object that says that a store without conditional puts has its one writer
 
@@ -53,11 +52,11 @@ class Store:
                 return []
         return sorted(str(path)[len(self._root) :].strip("/") for path in found)
 
-    def read(self, name: str = "", begin: int | None = None, end: int | None = None) -> bytes | None:
-        """An object's bytes, those from `begin` to `end` where they are given; None where it is not there."""
+    def read(self, name: str = "") -> bytes | None:
+        """An object's bytes; None where it is not there."""
         with self._asked("cannot be read", name):
             try:
-                found: bytes = self._files.cat_file(self._at(name), start=begin, end=end)
+                found: bytes = self._files.cat_file(self._at(name))
             except FileNotFoundError:
                 return None
         return found
@@ -107,15 +106,6 @@ class Store:
         """Write an object to a file of this machine."""
         with self._asked("cannot be read", name):
             self._files.get_file(self._at(name), str(file))
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of an object, some at a time."""
-        for begin in range(0, self.size(name) or 0, CHUNK_BYTES):
-            yield self.read(name, begin, begin + CHUNK_BYTES) or b""
-
-    def below(self, name: str) -> Store:
-        """The objects whose names begin with `name/`."""
-        return Store(f"{self.address}/{name}")
 
     @cached_property
     def creates_once(self) -> bool:

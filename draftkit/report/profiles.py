@@ -119,9 +119,9 @@ def histogram(cell: Cell) -> dict[int, int]:
 
 
 def _groups(cells: Iterable[Cell]) -> dict[str, dict[int, Cell]]:
-    """The cells with counts that were not made up, by folder and ascending K, each at its smallest batch."""
+    """The cells with counts, by folder and ascending K, each at its smallest batch."""
     groups: dict[str, dict[int, Cell]] = {}
-    counted = [c for c in cells if c.num_drafts and c.num_accepted_tokens_per_pos and c.verification != "synthetic"]
+    counted = [c for c in cells if c.num_drafts and c.num_accepted_tokens_per_pos]
     for cell in sorted(counted, key=lambda c: (c.num_speculative_tokens, c.concurrency)):
         engine = "" if cell.other_engine is None else f"-{cell.engine}"
         folder = f"{_in_a_path(_short(cell.draft))}-T{cell.temperature:g}{_in_a_path(engine)}"

@@ -12,28 +12,14 @@ from draftkit.requests import (
     DraftSampling,
     Like,
     SamplingParameters,
-    SyntheticAcceptance,
     Turns,
     Verification,
-    check_rates,
     check_schedule,
 )
 from draftkit.runtime.tree_kinds import EXAMPLES, DraftTree, read_tree
 
 SLICES = ("language", "thinking", "tools", "category", "length")
 CERTIFIED = ("rejection", "block")  # the kinds of verification whose output a certificate can judge
-
-
-def read_rates(text: str) -> tuple[float, ...]:
-    """`0.8,0.6,0.5` → rates, or a mean length by itself. Raises `SettingError` for anything else."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise SettingError(
-            f"acceptance_rates is {text}",
-            "acceptance_rates",
-            expected="a rate for each position, as 0.8,0.6, or a mean length, as 2.5",
-        ) from None
 
 
 def read_schedule(text: str) -> dict[int, int]:
@@ -55,8 +41,7 @@ class Settings:
     """How to measure one cell; each field says what it is for.
 
     `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU. Request i is drawn with the
-    seed `sampling.seed` + i. `acceptance_rates` with one number beside several draft tokens, or above 1, is the mean
-    acceptance length that they are to have.
+    seed `sampling.seed` + i.
 
     Raises `SettingError` for a value outside its range, and for two that do not go together.
     """
@@ -107,16 +92,7 @@ class Settings:
     sampling: SamplingParameters = group(SamplingParameters)
     draft_sampling: DraftSampling = group(DraftSampling)
     verification: Verification = setting(
-        "rejection and block keep the distribution, coupled the very tokens of plain decoding; synthetic accepts at "
-        "given rates.",
-        "rejection",
-    )
-    acceptance_rates: tuple[float, ...] | None = setting(
-        "Shares of rounds in which so many drafts are accepted, one for each position as 0.8,0.6; or a mean acceptance "
-        "length, as 2.5.",
-        None,
-        needs="verification synthetic",
-        reads=read_rates,
+        "rejection and block keep the distribution, coupled the very tokens of plain decoding.", "rejection"
     )
     k_by_batch: dict[int, int] | None = setting(
         "Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted.", None, reads=read_schedule
@@ -168,7 +144,6 @@ class Settings:
             require_setting(kind in SLICES, "slices", kind, ", ".join(SLICES))
         if self.tree is not None:
             self._settle_tree(read_tree(self.tree))
-        check_rates(self._synthetic(), self.verification, self.num_speculative_tokens)
         if self.k_by_batch is not None:
             check_schedule(self.k_by_batch, self.num_speculative_tokens)
             if self.disable_above_batch is not None:
@@ -179,7 +154,7 @@ class Settings:
         """K becomes the depth. Raises `SettingError` for what goes with a chain alone."""
         object.__setattr__(self, "num_speculative_tokens", tree.depth)
         alone = {
-            "verification": self.verification if self.verification in ("block", "synthetic") else None,
+            "verification": self.verification if self.verification == "block" else None,
             "draft_confidence": self.draft_sampling.min_confidence or None,
             "draft_sampling": "probabilistic" if self.draft_sampling.mode == "probabilistic" else None,
             "draft_temperature": self.draft_sampling.temperature,
@@ -198,17 +173,6 @@ class Settings:
         """What is drafted instead of a chain."""
         return None if self.tree is None else read_tree(self.tree)
 
-    def _synthetic(self) -> SyntheticAcceptance | None:
-        """The rates of synthetic verification; a mean length among the settings becomes those that it stands for."""
-        if self.acceptance_rates is None:
-            return None
-        k = self.num_speculative_tokens
-        if len(self.acceptance_rates) == 1 and (self.acceptance_rates[0] > 1 or k > 1):
-            rates = SyntheticAcceptance.of_length(self.acceptance_rates[0], k)
-            object.__setattr__(self, "acceptance_rates", rates.rates)
-            return rates
-        return SyntheticAcceptance(self.acceptance_rates)
-
     @property
     def schedule(self) -> dict[int, int] | None:
         """Largest batch → K; None where K is the same at every batch size."""
@@ -226,9 +190,7 @@ class Settings:
     @property
     def exact(self) -> bool:
         """Whether the output must be that of plain decoding, token for token."""
-        if self.verification == "coupled" or self.tree is not None:
-            return True
-        return self.sampling.temperature == 0 and self.verification != "synthetic"
+        return self.verification == "coupled" or self.tree is not None or self.sampling.temperature == 0
 
     def at(
         self,
@@ -257,7 +219,7 @@ class Settings:
     ) -> Sweep:
         """Every combination of these values, all else as it is; without values, that of these settings.
 
-        Raises `SettingError` for several K with acceptance rates or K by batch, which are for one.
+        Raises `SettingError` for several K with K by batch, which is for one.
         """
         self._check_ks(k)
         return Sweep(
@@ -271,8 +233,8 @@ class Settings:
         )
 
     def _check_ks(self, ks: Sequence[int]) -> None:
-        if len(set(ks)) > 1 and (self.acceptance_rates is not None or self.k_by_batch is not None):
-            raise SettingError("acceptance rates and schedules are for one K", "num_speculative_tokens", expected="one")
+        if len(set(ks)) > 1 and self.k_by_batch is not None:
+            raise SettingError("schedules are for one K", "num_speculative_tokens", expected="one")
         if self.tree is not None and set(ks) - {self.num_speculative_tokens}:
             raise SettingError(
                 f"K beside the tree {self.tree}", "num_speculative_tokens", expected="its depth alone",

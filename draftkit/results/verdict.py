@@ -101,7 +101,7 @@ def _condition(cell: Cell, targets: bool) -> str:
 
 def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
     """The verdict on cells at one temperature in one engine."""
-    timed = [cell for cell in cells if cell.times_faster is not None and cell.verification != "synthetic"]
+    timed = [cell for cell in cells if cell.times_faster is not None]
     sound = [cell for cell in timed if not unexplained(cell)]
     if not timed:
         return _of(_longest(cells), "unmeasured", condition + _unmeasured(cells))

@@ -8,7 +8,6 @@ from torch import Tensor
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import distribution
 from draftkit.runtime.ops.random import draft_stream, target_stream
-from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.ops.sample import sample
 
 
@@ -31,11 +30,6 @@ def draw(
     position = position[:, None]
     stream = target_stream(parameters.seed, position) if coupled else draft_stream(parameters.seed, position, start)
     return sample(distribution(logits[:, None], parameters), stream, out=probs)[:, 0]
-
-
-def draw_greedy(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-    """`protocol.Draw` at temperature 0: the most likely token."""
-    return best_token(logits, ids)[0]
 
 
 class RoundDraw:

@@ -27,9 +27,7 @@ from draftkit.requests import (
     Like,
     Request,
     SamplingParameters,
-    SyntheticAcceptance,
     Verification,
-    check_rates,
     check_schedule,
 )
 from draftkit.runtime.batch import Batch, SamplingTensors
@@ -42,11 +40,11 @@ from draftkit.runtime.fusion.packed_linear import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable, may_look
 from draftkit.runtime.memory import explains_memory, require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
-from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
-from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
+from draftkit.runtime.records import FinishReason, Generation, Round
+from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
 from draftkit.runtime.tree_kinds import DraftTree
 from draftkit.runtime.tree_rounds import TreeRounds, tree_outcomes
-from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.finite import HINT, has_finite_peak
 from draftkit.targets.media import HELD, check_media
 from draftkit.targets.target import Target
 
@@ -59,7 +57,6 @@ MAX_SPECULATIVE_TOKENS = 16
 _log = logging.getLogger(__name__)
 
 OnRound = Callable[[list[Generation]], None]
-OnText = Callable[[Generation, str], None]
 
 # By the id of a drafter: the engine that it has made room for.
 _SERVED: WeakValueDictionary[int, Engine] = WeakValueDictionary()
@@ -99,12 +96,11 @@ class Engine:
     on its own prompt, sampling parameters and seed, not on the others, up to the numerics of batched matrix products.
 
     - `verification`: `rejection` and `block` keep the target's distribution; `coupled` gives the very tokens of plain
-      decoding at any temperature; `synthetic` accepts at given rates, for performance work.
-    - `draft_sampling`: how drafts are drawn; `synthetic`: the rates of that mode.
+      decoding at any temperature.
+    - `draft_sampling`: how drafts are drawn.
     - `k_by_batch`: largest batch → K, for batches that should draft less; beyond the largest nothing is drafted.
     - `tree`: what is drafted instead of a chain; its depth is `num_speculative_tokens`. Whatever the verification, the
       output is that of `coupled`, and drafts are chosen, not drawn.
-    - `tokenizer`: takes prompts as text and gives generations theirs.
     - `eager`: launch every kernel from the host on a GPU too, instead of replaying rounds from CUDA graphs.
     - `estimates`: keep what the draft says of each of its tokens (`Round`), which costs a softmax for each.
     - `like`: whose rule holds where sequences grow beyond the drafter's positions: vLLM's first model runner drafts no
@@ -122,10 +118,8 @@ class Engine:
         num_slots: int,
         verification: Verification = "rejection",
         draft_sampling: DraftSampling | None = None,
-        synthetic: SyntheticAcceptance | None = None,
         k_by_batch: Mapping[int, int] | None = None,
         tree: DraftTree | None = None,
-        tokenizer: Tokenizer | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         eager: bool = False,
         estimates: bool = False,
@@ -136,7 +130,6 @@ class Engine:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
         if drafter is not None:
             check_draft_tokens(num_speculative_tokens, drafter.max_tokens)
-        check_rates(synthetic, verification, num_speculative_tokens)
         if k_by_batch is not None:
             check_schedule(k_by_batch, num_speculative_tokens)
         if tree is not None and drafter is not None:
@@ -156,9 +149,7 @@ class Engine:
         self.num_slots = num_slots
         self.verification: Verification = verification
         self.draft_sampling = draft_sampling or DraftSampling()
-        self.synthetic = synthetic
         self.k_by_batch = dict(sorted((k_by_batch or {}).items()))
-        self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
         self.eager = eager
         self.estimates = estimates
@@ -174,32 +165,29 @@ class Engine:
     @explains_memory
     def generate(
         self,
-        prompts: Iterable[Request | str | Sequence[int]],
+        prompts: Iterable[Request | Sequence[int]],
         sampling: SamplingParameters | None = None,
         *,
         max_new_tokens: int = 128,
         on_round: OnRound | None = None,
-        on_text: OnText | None = None,
     ) -> list[Generation]:
-        """Generate for all prompts: tokens, text, and the record of every round, in the order of the prompts.
+        """Generate for all prompts: tokens, and the record of every round, in the order of the prompts.
 
-        A prompt is text, token ids, or a `Request` that says everything itself. `sampling` (greedy by default) and
-        `max_new_tokens` hold for text and ids; prompt i is drawn with the seed `sampling.seed` + i. `on_round` sees
-        the generations that a round touched; `on_text` gets each generation's text as it comes, piece by piece.
+        A prompt is token ids, or a `Request` that says everything itself. `sampling` (greedy by default) and
+        `max_new_tokens` hold for ids; prompt i is drawn with the seed `sampling.seed` + i. `on_round` sees the
+        generations that a round touched.
 
         Raises `DraftkitError` for an empty prompt, token ids that the target does not have, more tokens than it has
-        positions for, text without a tokenizer, and where memory does not suffice, be it told beforehand or met in the
-        middle; `NonFiniteError` where a forward
-        gives NaN or infinity.
+        positions for, and where memory does not suffice, be it told beforehand or met in the middle; `NonFiniteError`
+        where a forward gives NaN or infinity.
         """
         sampling = sampling or SamplingParameters()
         generations = [
             Generation(self._request(i, prompt, sampling, max_new_tokens)) for i, prompt in enumerate(prompts)
         ]
-        notify = self._notifier(generations, on_round, on_text)
         self.reserve(max((g.request.max_length for g in generations), default=0))
         queue = deque(generations)
-        for _ in self._finished(lambda: queue.popleft() if queue else None, notify):
+        for _ in self._finished(lambda: queue.popleft() if queue else None, on_round):
             pass
         return generations
 
@@ -220,7 +208,7 @@ class Engine:
 
         while True:
             self.reserve(held[0].request.max_length if held else 0)
-            found = self._finished(take, lambda touched: None)
+            found = self._finished(take)
             while (generation := self._next(found)) is not None:
                 yield generation
             if not held:
@@ -231,7 +219,7 @@ class Engine:
     def _next(self, found: Iterator[Generation]) -> Generation | None:
         return next(found, None)
 
-    def _finished(self, take: Callable[[], Generation | None], notify: OnRound) -> Iterator[Generation]:
+    def _finished(self, take: Callable[[], Generation | None], notify: OnRound | None = None) -> Iterator[Generation]:
         """Run what `take` gives in the slots that are free, until it gives None and all are; each once it is finished.
         `notify` sees what each round has touched."""
         self._reach = 0
@@ -250,13 +238,15 @@ class Engine:
                     active[prompt.slot] = prompt.generation
                 else:
                     free.append(prompt.slot)
-                    notify([prompt.generation])
+                    if notify is not None:
+                        notify([prompt.generation])
                     yield prompt.generation
             if not active:
                 continue
             touched = dict(sorted(active.items()))
             self._round(touched)
-            notify(list(touched.values()))
+            if notify is not None:
+                notify(list(touched.values()))
             for slot, generation in touched.items():
                 if generation.finished is not None:
                     del active[slot]
@@ -264,12 +254,8 @@ class Engine:
                     yield generation
 
     def _request(
-        self, number: int, prompt: Request | str | Sequence[int], sampling: SamplingParameters, max_new_tokens: int
+        self, number: int, prompt: Request | Sequence[int], sampling: SamplingParameters, max_new_tokens: int
     ) -> Request:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise DraftkitError("a prompt is text, and the engine has no tokenizer", hint="Engine(…, tokenizer=…)")
-            prompt = self.tokenizer.encode(prompt)
         if not isinstance(prompt, Request):
             prompt = Request(str(number), tuple(prompt), max_new_tokens, sampling.numbered(number))
         self._check(prompt)
@@ -298,27 +284,6 @@ class Engine:
                 )
         self.target.positions.check(request.id, len(request.prompt), request.max_new_tokens)
 
-    def _notifier(self, generations: list[Generation], on_round: OnRound | None, on_text: OnText | None) -> OnRound:
-        """What tells the caller, and the generations' own text, about a round."""
-        tokenizer = self.tokenizer
-        if on_text is not None and tokenizer is None:
-            raise DraftkitError("streaming text needs a tokenizer", hint="Engine(…, tokenizer=…)")
-        streams = {id(g): TextStream(tokenizer) for g in generations} if on_text and tokenizer else {}
-
-        def notify(touched: list[Generation]) -> None:
-            for generation in touched:
-                last = generation.finished is not None
-                if last and tokenizer is not None:
-                    generation.text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
-                if on_text is not None:
-                    piece = streams[id(generation)].next(generation.tokens, last=last)
-                    if piece:
-                        on_text(generation, piece)
-            if on_round is not None:
-                on_round(touched)
-
-        return notify
-
     @explains_memory
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens in every slot. `generate` does it where there is none yet, or the
@@ -340,7 +305,7 @@ class Engine:
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
         parts = (
-            self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic,
+            self.target, self.drafter, self._cache, self._state, self.verification,
             self.draft_sampling.min_confidence, self.estimates, may_look(self.target),
         )  # fmt: skip
         rounds = Rounds(*parts) if self.tree is None else TreeRounds(self.tree, *parts)
@@ -461,7 +426,7 @@ class Engine:
         taken = (outcome for outcome, slot in zip(found, self._rows, strict=True) if slot >= 0)
         for generation, outcome in zip(active.values(), taken, strict=True):
             if outcome.broken is not None:
-                raise self._broken(outcome.broken, generation, outcome.proposal)
+                raise self._broken(outcome.broken, generation)
             self._record(generation, outcome, beyond=not drafting and k > 0)
 
     def _can_draft(self, reach: int) -> bool:
@@ -479,10 +444,10 @@ class Engine:
         stops = self.drafter is not None and (self.like == "vllm-v1" or self.drafter.positions_end)
         return self.drafter.max_positions if stops and self.drafter is not None else None
 
-    def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
-        self._capacity = 0  # the drafter is used for finding the layer
-        tokens = *generation.request.prompt, *generation.tokens, *(proposal if broken == "target" else ())
-        return explained(broken, self.target, self.drafter, tokens, max(self.k, 1))
+    def _broken(self, whose: Broken, generation: Generation) -> NonFiniteError:
+        self._capacity = 0  # no cache that may hold NaN is used again
+        where = f"request {generation.request.id}, after {generation.length} tokens"
+        return NonFiniteError(f"the {whose}'s forward gives NaN or infinity: {where}", hint=HINT)
 
     def _k_for(self, batch: int) -> int:
         """How many tokens are drafted in a round with a batch of this size."""

@@ -1,13 +1,12 @@
-"""What a run gives: the record of every round, from which every statistic is derived, and text."""
+"""What a run gives: the record of every round, from which every statistic is derived."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from draftkit.requests import Request
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a decoder gives for the first bytes of a character
 FinishReason = Literal["eos", "stop", "length"]
 
 
@@ -47,7 +46,7 @@ class Generation:
 
     The first token comes from the prefill and belongs to no round. `started` is when the request got its slot, `times`
     when each chunk of tokens reached the host: the first token, then one entry a round; in seconds of
-    `time.perf_counter`. `text` is there when the engine has a tokenizer. `finished` is None while the request runs.
+    `time.perf_counter`. `finished` is None while the request runs.
     """
 
     request: Request
@@ -56,7 +55,6 @@ class Generation:
     finished: FinishReason | None = None
     started: float = 0.0
     times: list[float] = field(default_factory=list)
-    text: str | None = None
 
     @property
     def length(self) -> int:
@@ -83,35 +81,3 @@ class Generation:
     def itl(self) -> list[float]:
         """Seconds between chunks; a chunk may carry several tokens."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
-
-
-class Tokenizer(Protocol):
-    """What the engine needs of a transformers tokenizer."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
-
-
-class TextStream:
-    """The text of one generation, piece by piece; the pieces joined are the text of all its tokens.
-
-    A token's text may depend on the one before it (a leading space), so each piece is decoded with the piece before it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._previous = 0  # where the tokens of the last piece begin
-        self._given = 0  # where those begin whose text was not given yet
-
-    def next(self, tokens: list[int], *, last: bool) -> str:
-        """What `tokens`, all so far, add to the text; a character that may be incomplete waits, unless they are all."""
-        before = self._decode(tokens[self._previous : self._given])
-        text = self._decode(tokens[self._previous :])
-        if text.endswith(INCOMPLETE) and not last:
-            return ""
-        self._previous, self._given = self._given, len(tokens)
-        return text[len(before) :]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -17,22 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.errors import DraftkitError, NonFiniteError
-from draftkit.requests import SyntheticAcceptance, Verification
+from draftkit.errors import DraftkitError
+from draftkit.requests import Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
-from draftkit.runtime.drawing import RoundDraw, draw_greedy
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.runtime.drawing import RoundDraw
 from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.row_peaks import best_token
-from draftkit.runtime.verification import (
-    verify_block,
-    verify_coupled,
-    verify_greedy,
-    verify_rejection,
-    verify_synthetic,
-)
-from draftkit.targets.finite import HINT, first_non_finite, has_finite_peak
+from draftkit.runtime.verification import verify_block, verify_coupled, verify_greedy, verify_rejection
+from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 
 Broken = Literal["target", "draft"]  # whose logits hold NaN or infinity
@@ -40,14 +33,8 @@ BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")
 MODES: dict[str, Verify] = {"rejection": verify_rejection, "coupled": verify_coupled, "block": verify_block}
 
 
-def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) -> Verify:
-    """The function that decides a round; at temperature 0 all lossless modes come to the same.
-
-    `rates` float32 [K] go with the mode `synthetic`: conditional ones, as `SyntheticAcceptance` gives them.
-    """
-    if mode == "synthetic":
-        assert rates is not None
-        return partial(verify_synthetic, rates=rates)
+def verification(mode: Verification, *, all_greedy: bool) -> Verify:
+    """The function that decides a round; at temperature 0 all modes come to the same."""
     return verify_greedy if all_greedy else MODES[mode]
 
 
@@ -166,7 +153,6 @@ class Rounds:
         cache: SlotCache,
         state: SlotState,
         mode: Verification,
-        synthetic: SyntheticAcceptance | None,
         min_confidence: float = 0.0,
         estimates: bool = False,
         trims: bool = False,
@@ -176,7 +162,6 @@ class Rounds:
         self.cache = cache
         self.state = state
         self.mode: Verification = mode
-        self.rates = None if synthetic is None else torch.tensor(synthetic.conditional, device=target.device)
         self.min_confidence = min_confidence
         self.estimates = estimates
         self.trims = trims and bool(min_confidence)
@@ -209,10 +194,7 @@ class Rounds:
         probs = None if draw is None else draw.probs[:, :most]
         one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
         drafted = Drafted(proposed.tokens[:, :most], lengths, batch.active, one_hot, probs)
-        rates = None if self.rates is None else self.rates[:most]
-        emitted = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
-            drafted, logits, batch.target, start
-        )
+        emitted = verification(self.mode, all_greedy=batch.all_greedy)(drafted, logits, batch.target, start)
         state.commit(slots, emitted)
         emitted = emitted.padded(k)
         packed = _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
@@ -334,42 +316,3 @@ def outcomes(packed: Tensor, k: int) -> list[Outcome]:
 def _known(numbers: tuple[float, ...]) -> tuple[float, ...]:
     """The numbers; none of them where any is NaN."""
     return () if any(map(math.isnan, numbers)) else numbers
-
-
-def explained(broken: Broken, target: Target, drafter: Drafter | None, tokens: Sequence[int], k: int) -> NonFiniteError:
-    """The error about logits of `broken` that are not finite, after all of `tokens` or some of them.
-
-    The text is run once more, by itself, with an eye on every layer; `drafter` has lost its sequences after it.
-    """
-    ids = torch.tensor(tokens, device=target.device)
-    clean = Target(target.model, target.aux_layers)
-    cache = SlotCache(1, len(ids))
-    features: list[Tensor | None] = []
-    place = first_non_finite(clean.model, lambda: features.append(_features(clean, ids, cache)))
-    if place is not None:
-        return _error("target", f"begins in {place[0]}, at position {place[1]} of {len(tokens)}")
-    if broken == "draft" and drafter is not None and drafter.module is not None:
-        place = first_non_finite(drafter.module, lambda: _draft(drafter, ids, features[0], cache, k))
-        if place is not None:
-            return _error("draft", f"begins in {place[0]}, in drafting after {len(tokens)} tokens")
-    return _error(broken, f"came up after {len(tokens)} tokens, and not again when they were run by themselves")
-
-
-def _error(whose: Broken, where: str) -> NonFiniteError:
-    return NonFiniteError(f"the {whose}'s forward gives NaN or infinity: it {where}", hint=HINT)
-
-
-def _features(target: Target, ids: Tensor, cache: SlotCache) -> Tensor | None:
-    positions = torch.arange(len(ids), device=ids.device)[None]
-    rows = cache.rows(torch.zeros_like(ids[:1]), positions, len(ids), prompt=True)
-    return target.forward(ids[None], positions, rows, last_only=True).features
-
-
-def _draft(drafter: Drafter, ids: Tensor, features: Tensor | None, cache: SlotCache, k: int) -> None:
-    """One round of drafting after `ids`, which are in the target's `cache`."""
-    known, end = len(ids) - 1, len(ids) + k + 1
-    drafter.allocate(1, end, k)
-    drafter.prefill([NewSequence(0, ids[:-1], None if features is None else features[0, :-1])])
-    newest = None if features is None else features[:, known - 1 : known]
-    one = torch.ones_like(ids[:1])
-    drafter.propose(Committed(one - 1, ids[None, -1:], one, one * known, newest, end, cache), k, draw_greedy)

@@ -223,18 +223,3 @@ def _expected(passing: Tensor) -> Tensor:
 def _count(like: Tensor) -> Tensor:
     """The numbers 1 … K, on the device of `like` [B, K]."""
     return torch.arange(1, like.shape[1] + 1, device=like.device)
-
-
-def verify_synthetic(
-    drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor, *, rates: Tensor
-) -> Emitted:
-    """`emitted.Verify` once `rates`, conditional ones float32 [K], are bound: a draft stands at its rate.
-
-    The target's own token is drawn from its distribution after the accepted drafts. `expected` are the rates.
-    """
-    expected = torch.where(drafted.valid, rates, 0)
-    stands = uniform(acceptance_stream(parameters.seed, start, len(rates))) < expected
-    accepted = stands.long().cumprod(-1).sum(-1)
-    row = logits.take_along_dim(accepted[:, None, None], 1)
-    token = sample(distribution(row, parameters), target_stream(parameters.seed, (start + accepted)[:, None]))
-    return emit(drafted, accepted, token[:, 0], expected)

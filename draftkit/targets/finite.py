@@ -1,11 +1,11 @@
-"""NaN and infinities: weights that hold them are refused, and a forward that makes them is asked where they began."""
+"""NaN and infinities: weights that hold them are refused, and logits that do are found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftkit.errors import NonFiniteError
 from draftkit.io.finite import find_non_finite_loaded
@@ -31,29 +31,3 @@ def has_finite_peak(logits: Tensor) -> Tensor:
     A row may hold −∞ for tokens that cannot come; NaN and +∞ are its largest entry, and so is −∞ where all are.
     """
     return logits.amax(-1).isfinite()
-
-
-def first_non_finite(module: nn.Module, run: Callable[[], object]) -> tuple[str, int] | None:
-    """The first submodule, in order of execution, whose output [B, T, ...] in `run` holds NaN or infinity, and the
-    first such row of T; None where all outputs are finite."""
-    found: list[tuple[str, int]] = []
-
-    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
-        def look(_module: nn.Module, _arguments: object, output: object) -> None:
-            output = output[0] if isinstance(output, tuple) else output
-            if found or not isinstance(output, Tensor) or not output.is_floating_point():
-                return
-            sound = output.isfinite()
-            if not sound.all():
-                rows = sound.flatten(2).all(2).all(0) if output.dim() > 2 else sound.all(-1)
-                found.append((name, int((~rows).nonzero()[0])))
-
-        return look
-
-    hooks = [part.register_forward_hook(watch(name)) for name, part in module.named_modules() if name]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftkit.convert.unified import write_draft
 from draftkit.data.sample_files import samples_sha256
-from draftkit.data.states.shards import SCHEMA, read_manifest
+from draftkit.data.states.shards import read_manifest
 from draftkit.engines.serving import TOKENS_FACT
 from draftkit.errors import DraftkitError
 from draftkit.hub.local_paths import public_name
@@ -138,7 +138,7 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
     if config.states:
         manifest = read_manifest(config.states)
         states = f"{manifest.encoding}, by {manifest.engine} in {manifest.dtype}"
-        stored_sha256 = manifest.target_sha256 if manifest.schema == SCHEMA else None  # the run holds the target to it
+        stored_sha256 = manifest.target_sha256  # the run holds the target to it
     judges = config.validation.samples
     return {
         "target": stored_sha256 or target.mark(weights_sha256(target.folder)),

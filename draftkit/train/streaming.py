@@ -15,7 +15,7 @@ from draftkit.data.columns import SampleTable
 from draftkit.data.packing import PackedRow
 from draftkit.data.sample_files import samples_sha256
 from draftkit.data.samples import Sample
-from draftkit.data.states.shards import SAMPLED, Manifest, read_manifest, target_sha256
+from draftkit.data.states.shards import SCHEMA, Manifest, read_manifest, sampled_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
@@ -88,10 +88,10 @@ def stream_manifest(
         find_python(stream.python)
     lengths = SampleTable.of(samples).lengths
     return Manifest(
-        schema=SAMPLED,
+        schema=SCHEMA,
         target=target.located.name,
         target_revision=target.located.revision,
-        target_sha256=target.mark(target_sha256(target.folder, SAMPLED)),
+        target_sha256=target.mark(sampled_sha256(target.folder)),
         engine="vllm",
         dtype=stream.dtype,
         data=Path(config.data).name,

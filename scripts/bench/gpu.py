@@ -38,15 +38,21 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
-from draftkit.requests import Request, SyntheticAcceptance
+from draftkit.requests import Request, Verification
+from draftkit.runtime import rounds
 from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.emitted import Drafted, Emitted, Verify, emit
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.memory_plan import SlotBytes
+from draftkit.runtime.ops.distribution import distribution
+from draftkit.runtime.ops.random import acceptance_stream, target_stream, uniform
+from draftkit.runtime.ops.sample import sample
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
 from scripts.bench.runtime import LATENCIES, commit, latencies
@@ -377,15 +383,11 @@ class Bench:
         self.engine(batch, draft).generate(requests, on_round=on_round)
 
     def engine(self, batch: int, draft: Draft | None) -> Engine:
-        k, tokens = (0, 1.0) if draft is None else (draft.k, self.options.acceptance_length)
-        synthetic = draft is not None and not self.options.profile  # a profile is of rounds as they are counted
         return Engine(
             Target(self.model, None if draft is None else draft.drafter.aux_layers),
             None if draft is None else draft.drafter,
-            num_speculative_tokens=k,
+            num_speculative_tokens=0 if draft is None else draft.k,
             num_slots=batch,
-            verification="synthetic" if synthetic else "rejection",
-            synthetic=SyntheticAcceptance.of_length(tokens, k) if synthetic else None,
         )
 
     def note(self, figure: str, batch: int, draft: Draft | None, **values: float) -> None:
@@ -472,6 +474,26 @@ def write_figures(file: Path | None, device: str, figures: list[dict[str, object
         file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
+def accept_at_random(length: float) -> None:
+    """Have rounds with drafts accept so many that `length` tokens come of each on average."""
+    usual = rounds.verification
+
+    def verification(mode: Verification, *, all_greedy: bool) -> Verify:
+        def verify(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+            k = drafted.tokens.shape[1]
+            if not k:
+                return usual(mode, all_greedy=all_greedy)(drafted, logits, parameters, start)
+            rates = (length - 1 - torch.arange(k, device=logits.device)).clamp(0, 1) * drafted.valid
+            accepted = (uniform(acceptance_stream(parameters.seed, start, k)) < rates).long().cumprod(-1).sum(-1)
+            p = distribution(logits.take_along_dim(accepted[:, None, None], 1), parameters)
+            token = sample(p, target_stream(parameters.seed, (start + accepted)[:, None]))
+            return emit(drafted, accepted, token[:, 0], rates)
+
+        return verify
+
+    rounds.verification = verification
+
+
 def in_turn(passes: list[Callable[[], object]]) -> Callable[[], object]:
     return lambda: [run() for run in passes]
 
@@ -532,6 +554,7 @@ def main() -> None:
             print(told)
         write_figures(options.json, place, bench.figures)
         return
+    accept_at_random(options.acceptance_length)
     speeds = {}
     for batch in options.batches:
         cells, plain = bench.row(batch, None, None)

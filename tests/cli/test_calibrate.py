@@ -124,7 +124,7 @@ def test_the_drafts_own_probability(draftkit: Command, tmp_path: Path) -> None:
         (replace(HEADING, min_confidence=0.5), {}, "what was left out is not judged"),
         (HEADING, {"drafted": 2, "accepted": 0, "expected": (), "confidences": (0.5, 0.5), "probabilities": ()},
          "1,200 of 1,200 rounds drafted fewer than K"),
-        (replace(HEADING, verification="synthetic"), {}, "recorded with synthetic verification"),
+        (replace(HEADING, verification="coupled"), {}, "recorded with coupled verification"),
         (HEADING, {"drafted": 0, "accepted": 0, "expected": (), "confidences": (), "probabilities": ()},
          "no round in which anything was drafted"),
         (HEADING, {"confidences": (), "probabilities": ()}, "no draft of these records says"),

@@ -81,8 +81,8 @@ def test_settings_are_listed_and_explained(draftkit: Command) -> None:
     rows = json.loads(draftkit("settings", "--json").out)["settings"]
     assert {row["command"] for row in rows} == {"eval", "train", "convert"}
     assert [row["name"] for row in rows if row["command"] == "eval" and not row["help"]] == []
-    (rates,) = (row for row in rows if row["name"] == "acceptance_rates")
-    assert (rates["needs"], rates["default"]) == ("verification synthetic", None)
+    (largest,) = (row for row in rows if row["name"] == "disable_above_batch")
+    assert (largest["needs"], largest["default"]) == ("no k_by_batch", None)
     shown = draftkit("settings", "eval", "disable_above_batch").out
     assert "unit: sequences" in shown
     assert "needs: no k_by_batch" in shown

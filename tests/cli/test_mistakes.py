@@ -116,8 +116,7 @@ def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp
         ((*EVAL, "--set", "draft_temperature=-1"), "--set draft_temperature", "draft_temperature is -1.0"),
         ((*EVAL, "--max-new-tokens", "1"), "--max-new-tokens", "a whole number from 2 on"),
         ((*EVAL, "--slice", "tongue"), "--slice", "language, thinking, tools, category"),
-        ((*EVAL, "--set", "acceptance_rates=3"), "--set acceptance_rates", "verification is 'rejection'"),
-        ((*EVAL, "--set", "verification=synthetic"), "--set verification", "there are no acceptance_rates"),
+        ((*EVAL, "--set", "verification=synthetic"), "--set verification", "not one of"),
         ((*EVAL, "--k", "2,4", "--set", "k_by_batch=8:2"), "--k", "schedules are for one K"),
         ((*EVAL, "--set", "k_by_batch=8:5"), "--set k_by_batch", "largest batch: K, each K from 0 to 4"),
         (
@@ -156,7 +155,7 @@ MOVED = {
     "--template": "--set template=true", "--no-template": "--set template=false",
     "--eager": "--set eager=true", "--ignore-eos": "--set ignore_eos=true", "--strict": "--set strict=true",
     **{f"--{name.replace('_', '-')}=1": f"--set {name}=VALUE" for name in (
-        "acceptance_rates", "disable_above_batch", "draft_confidence", "draft_greedy_below", "draft_sampling",
+        "disable_above_batch", "draft_confidence", "draft_greedy_below", "draft_sampling",
         "draft_temperature", "gpu_memory_utilization", "k_by_batch", "llama_server", "min_p", "repeats", "seed",
         "tensor_parallel_size", "top_k", "top_p", "turns", "verification", "vllm_arguments",
     )},

@@ -1,4 +1,4 @@
-"""States in a store: those of a folder, of which a reader fetches what it reads, through a cache that stays small."""
+"""States in a store: those of a folder, of which a reader fetches each shard once."""
 
 # ruff: noqa: F401, F811
 from __future__ import annotations
@@ -14,13 +14,11 @@ from fixtures.plain_store import PlainStore
 from test_states import FAMILIES, LENGTHS, SETTINGS, content, data, folder, stored
 
 from draftkit.data.states import ENCODINGS, Encoding
-from draftkit.data.states.folder import folder_at
 from draftkit.data.states.offline import OfflineStates
-from draftkit.data.states.shards import read_manifest
+from draftkit.data.states.shards import Part, read_manifest
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.errors import DraftkitError, SourceError
-from draftkit.io.cache import TOTAL
-from draftkit.io.store import WRITER, Store
+from draftkit.io.store import Store
 from draftkit.targets.states import FINAL, AuxLayers
 
 assert FAMILIES
@@ -33,8 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def written(data: Path, out: str, target: Path, encoding: Encoding = "float32") -> str:
-    settings = StatesSettings(target=str(target), encoding=encoding, **SETTINGS)
+def written(data: Path, out: str, target: Path, encoding: Encoding = "float32", **more: Any) -> str:
+    settings = StatesSettings(target=str(target), encoding=encoding, **SETTINGS, **more)
     with open_states_job(data, out, settings) as job:
         assert job.plan.free_bytes is None
         job.write()
@@ -70,42 +68,17 @@ def test_states_of_a_store_are_those_of_a_folder(
         assert torch.equal(found.features, expected.features)
 
 
-def test_each_sample_is_fetched_once_while_it_is_in_the_cache(
-    data: Path,
-    folder: Path,
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing but what is read, and the heads of shards."""
+def test_each_shard_is_fetched_once(data: Path, folder: Path, tmp_path: Path) -> None:
+    """Those alone that are read."""
     address = written(data, f"plain://{tmp_path}/states", folder)
-    manifest = read_manifest(address)
-    states = reader(address)
-
-    def fetched(numbers: list[int]) -> int:
-        PlainStore.asked.clear()
-        states.states_of(numbers, 300)
-        return sum(size for kind, _, size in PlainStore.asked if kind == "read")
-
-    def own(numbers: list[int]) -> int:
-        return sum(LENGTHS[number] for number in numbers) * manifest.token_bytes
-
-    fetched([1])  # the head of the first shard
-    assert fetched([0]) == own([0])
-    assert fetched([0, 1]) == 0
-    limit = own([0, 1]) + 1  # bytes
-    monkeypatch.setenv("DRAFTKIT_CACHE_GB", str(limit / 1e9))
-    states = reader(address)
-    everything = list(range(len(LENGTHS)))
-    for numbers in (everything, everything[::-1]):
-        for number in numbers:
-            if LENGTHS[number] * manifest.token_bytes <= limit:
-                states.states_of([number], 300)
-                files = (path for path in cache.rglob("*") if path.is_file() and path.name != TOTAL)
-                kept = sum(path.stat().st_size for path in files)
-                assert kept <= limit
-    with pytest.raises(DraftkitError, match="do not fit into the cache"):
-        states.states_of([5], 300)
+    PlainStore.asked.clear()
+    for _ in range(2):
+        states = reader(address)
+        for numbers in ([0, 1], [1], [0]):
+            states.states_of(numbers, 300)
+    assert [name for kind, name, _ in PlainStore.asked if kind == "read" and name != "manifest.json"] == [
+        "states-00000.safetensors"
+    ]
 
 
 def test_what_is_wrong_with_a_store_is_said(data: Path, folder: Path, tmp_path: Path) -> None:
@@ -131,28 +104,6 @@ def test_what_is_wrong_with_a_store_is_said(data: Path, folder: Path, tmp_path: 
         written(data, f"plain://{tmp_path}/other", folder)
 
 
-@pytest.mark.parametrize("scheme", ["old", "looking"])
-def test_a_store_without_conditional_puts_has_one_writer(
-    scheme: str,
-    draftkit: Command,
-    stored: Path,
-    data: Path,
-    folder: Path,
-    tmp_path: Path,
-) -> None:
-    out = tmp_path / "out"
-    address = f"{scheme}://{out}"
-    command = ("data", "states", data, address, "--target", folder, "--encoding", "float32", "--device", "cpu")
-    refused = draftkit(*command, "--workers", 2)
-    assert (refused.code, "2 workers cannot share" in refused.err, "on condition" in refused.err) == (1, True, True)
-    ran = draftkit(*command, "--tokens-per-row", 64, "--shard-tokens", 100)
-    assert (ran.code, ran.out.startswith(f"written: {address}: ")) == (0, True), ran.err
-    assert content(out) == content(stored)
-    with folder_at(address).shared():
-        second = draftkit(*command, "--tokens-per-row", 64, "--shard-tokens", 100)
-    assert (second.code, f"{address}/{WRITER}" in second.err) == (1, True), second.err
-
-
 def test_the_next_command_names_addresses(draftkit: Command, data: Path, folder: Path) -> None:
     address = f"memory://{uuid4().hex}"
     Store(address).upload(data, "data.jsonl")
@@ -162,12 +113,33 @@ def test_the_next_command_names_addresses(draftkit: Command, data: Path, folder:
     assert ran.err.splitlines()[-1] == expected
 
 
-def test_two_jobs_share_a_store(stored: Path, data: Path, folder: Path) -> None:
-    """A second one finds what is there."""
-    address = f"memory://{uuid4().hex}"
-    settings = StatesSettings(target=str(folder), encoding="float32", **SETTINGS)
-    with open_states_job(data, address, settings) as one, open_states_job(data, address, settings) as other:
-        assert one.write(alive=iter([True, False]).__next__).shards
-        assert other.write() == read_manifest(address)
-    store = Store(address)
-    assert {name: store.read(name) for name in store.names()} == content(stored)
+def test_processes_share_a_store_by_parts(
+    draftkit: Command, stored: Path, data: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Each has a manifest of its own. What is gone is written again by the process whose part it is of; one that writes
+    everything takes over."""
+    out = tmp_path / "out"
+    address = f"plain://{out}"
+    command = ("data", "states", data, address, "--target", folder, "--encoding", "float32", "--device", "cpu")
+    command = (*command, "--tokens-per-row", 64, "--shard-tokens", 100)
+    refused = draftkit(*command, "--workers", 2)
+    assert (refused.code, "2 workers cannot share" in refused.err, "--shard 0/2 to 1/2" in refused.err) == (
+        1, True, True,
+    )  # fmt: skip
+    for wrong in ("2/2", "1", "a/b"):
+        assert (draftkit(*command, "--shard", wrong).code, out.exists()) in {(1, False), (2, False)}
+    first, second = (draftkit(*command, "--shard", f"{number}/2") for number in (1, 0))
+    assert ("next: " in first.err, second.err.splitlines()[-1].startswith("next: draftkit train")) == (False, True)
+    assert {path.name for path in out.iterdir()} == {
+        "manifest-0-of-2.json", "manifest-1-of-2.json", *(path.name for path in stored.glob("states-*")),
+    }  # fmt: skip
+    assert read_manifest(address) == read_manifest(out) == read_manifest(stored)
+    assert "hidden states of" in draftkit("inspect", out).out
+    (out / "states-00001.safetensors").unlink()
+    assert "0 tokens" in draftkit(*command, "--shard", "0/2", "--dry-run").out
+    written(data, address, folder, part=Part(1, 2))
+    assert reader(address, verify=True)
+    with pytest.raises(DraftkitError, match="other settings"):
+        written(data, address, folder, "bf16", part=Part(0, 3))
+    written(data, address, folder)
+    assert content(out) == content(stored)

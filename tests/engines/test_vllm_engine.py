@@ -366,7 +366,6 @@ def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> N
         ("ngram:4", {}, "ngram:MIN-MAX"),
         ("suffix:4", {}, "suffix, which has no settings"),
         ("zoo:eagle", {"verification": "coupled"}, "coupled verification"),
-        ("zoo:eagle", {"verification": "synthetic", "acceptance_rates": (0.5,) * K}, "synthetic verification"),
         ("zoo:eagle", {"k_by_batch": {4: 2}}, "k_by_batch {4: 2} for vLLM"),
         ("zoo:eagle", {"draft_sampling": DraftSampling(temperature=0.5)}, "draft_temperature 0.5 for vLLM"),
     ],

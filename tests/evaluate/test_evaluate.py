@@ -47,7 +47,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.cell import DIGESTS, Cell, Interval, Times
 from draftkit.results.record import Result, result_from, result_json
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings, Sweep, read_rates, read_schedule
+from draftkit.results.settings import Settings, Sweep, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.records import Generation, Round
@@ -166,12 +166,6 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
     assert cell.acceptance_length.mean > 1.2
 
 
-@pytest.mark.long
-def test_synthetic_acceptance_has_the_length_asked_for() -> None:
-    cell = sampled_cell(WithoutPlain, verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
-    assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
-
-
 @pytest.mark.slow
 def test_latencies_are_consistent() -> None:
     """Gaps between chunks carry as many tokens as rounds emit, so their ratio to the time per token is about that."""
@@ -194,14 +188,10 @@ def test_ngram_lookup_needs_no_checkpoint() -> None:
 def test_options_written_as_text() -> None:
     assert parse_integers("num_speculative_tokens", "1-3,8") == (1, 2, 3, 8)
     assert parse_floats("temperature", "0,0.7") == (0.0, 0.7)
-    assert read_rates("0.8,0.5") == (0.8, 0.5)
-    assert Settings(verification="synthetic", acceptance_rates=(2.5,)).acceptance_rates == (1.0, 0.5, 0.0, 0.0)
-    assert Settings().acceptance_rates is None
     assert read_schedule("4:6,16:3") == {4: 6, 16: 3}
     assert Settings(disable_above_batch=8).schedule == {8: 4}
     assert Settings().schedule is None
     for call in (
-        lambda: read_rates("much"),
         lambda: parse_integers("num_speculative_tokens", "0-3"),
         lambda: parse_integers("num_speculative_tokens", "3-1"),
         lambda: parse_floats("temperature", "hot"),

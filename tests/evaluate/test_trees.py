@@ -81,7 +81,6 @@ def test_a_path_goes_from_the_root_to_a_leaf() -> None:
     "keys",
     [
         {"verification": "block"},
-        {"verification": "synthetic", "acceptance_rates": (2.0,)},
         {"draft_sampling": DraftSampling(min_confidence=0.5)},
         {"draft_sampling": DraftSampling("probabilistic")},
         {"k_by_batch": {4: 2}},

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime import drafters, prefill
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.drafters.eagle import EagleDrafter
@@ -49,7 +49,6 @@ LOSSLESS: tuple[Verification, ...] = ("rejection", "coupled", "block")
 ROUNDS: list[tuple[Verification, SamplingParameters]] = [
     ("rejection", GREEDY),
     *product(LOSSLESS, (SAMPLED, CUT)),
-    ("synthetic", SAMPLED),
 ]
 FEW: list[tuple[Verification, SamplingParameters]] = [("rejection", GREEDY), ("coupled", CUT)]
 
@@ -141,12 +140,10 @@ def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, Samp
     assert isinstance(rounds, Rounds)
     scored, forward = [], made.target.forward
     made.target.forward = lambda *rows, **named: scored.append(forward(*rows, **named)) or scored[0]
-    rates = torch.tensor(SyntheticAcceptance.of_length(2, K).conditional, device=made.target.device)
     for mode, sampling in cases:
         requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
         batch = Batch.of(requests, made.draft_sampling, made.target.device)
         rounds.mode = mode if made.k else "rejection"
-        rounds.rates = rates if mode == "synthetic" else None
         work = gpu.during(lambda batch=batch: rounds.run(batch, made.k, LENGTH))
         assert any(launch.variant for launch in work.launches)
         assert not work.reads + work.uploads, (mode, sampling)

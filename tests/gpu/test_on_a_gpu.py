@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftkit.data.states.online import load_training_target
 from draftkit.loading import load_model
-from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
@@ -45,7 +45,6 @@ MODES: list[tuple[Verification, bool]] = [  # whether greedy: all lossless modes
     ("rejection", False),
     ("coupled", False),
     ("block", False),
-    ("synthetic", False),
 ]
 RECIPES = [(name, cases[0]) for name, cases in OPTIONS.items()]
 
@@ -75,10 +74,9 @@ def pair(request: pytest.FixtureRequest, load: Load, tmp_path_factory: pytest.Te
 def engine(pair: Pair, mode: Verification, *, eager: bool, slots: int = 4) -> Engine:
     model, drafter = pair
     k = 0 if drafter is None else min(K, drafter.max_tokens or K)
-    synthetic = SyntheticAcceptance.of_length(2, k) if mode == "synthetic" and k else None
     return Engine(
         Target(model, drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=k, num_slots=slots,
-        verification=mode if k else "rejection", synthetic=synthetic, eager=eager,
+        verification=mode if k else "rejection", eager=eager,
         draft_sampling=DraftSampling("probabilistic"),
     )  # fmt: skip
 

@@ -235,8 +235,8 @@ def test_a_measurement_of_other_weights_does_not_count(draft: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"draft": "another/draft"}, {"draft_sha256": "0" * 64}, {"verification": "synthetic"}],
-    ids=["another folder", "another digest", "made up"],
+    [{"draft": "another/draft"}, {"draft_sha256": "0" * 64}],
+    ids=["another folder", "another digest"],
 )
 def test_what_is_no_measurement_of_the_draft(draft: Path, tmp_path: Path, changes: dict[str, str]) -> None:
     result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **changes))

@@ -13,18 +13,15 @@ import yaml
 from conftest import Command
 from fixtures.report_results import full_result
 
-import draftkit
 from draftkit.report.profiles import (
     FILES,
     conditional_rates_of,
     histogram,
     marginal_rates,
     profile_files,
-    synthetic_config,
 )
 from draftkit.results.cell import Cell, Interval, PromptRecord
 from draftkit.results.record import Result
-from draftkit.results.settings import Settings
 
 
 def cell(k: int = 3, **changes: Any) -> Cell:
@@ -89,20 +86,8 @@ def test_dynamo_sglang_and_golden_lengths() -> None:
     assert yaml.safe_load(files()["golden_length.yaml"]) == {"org/target": {"temperature_0": {2: 1.9, 3: 2.05}}}
 
 
-@pytest.mark.long
-def test_replayed_rates_give_the_length_back() -> None:
-    """In draftkit's synthetic verification, which takes rates as vLLM does; vLLM's CPU build cannot replay them."""
-    settings = Settings(concurrency=16, limit=48, max_new_tokens=32, repeats=0)
-    (measured,) = draftkit.evaluate_draft("zoo:target", "zoo:eagle3", settings).cells
-    rates = tuple(synthetic_config(measured)["synthetic_acceptance_rates"])
-    replay = replace(settings, verification="synthetic", acceptance_rates=rates)
-    (replayed,) = draftkit.evaluate_draft("zoo:target", "zoo:eagle3", replay).cells
-    low, high = replayed.acceptance_length.bounds
-    assert low - 0.05 <= measured.acceptance_length.mean <= high + 0.05
-
-
-def test_made_up_acceptance_is_not_given_on() -> None:
-    assert profile_files(Result((cell(verification="synthetic"), cell(num_drafts=0)), {})) == {}
+def test_nothing_is_given_on_of_cells_without_drafts() -> None:
+    assert profile_files(Result((cell(num_drafts=0),), {})) == {}
 
 
 @pytest.mark.slow

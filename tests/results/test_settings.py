@@ -19,16 +19,14 @@ from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.options import ServerSettings
 from draftkit.io.settings import with_values
-from draftkit.requests import DraftSampling, SyntheticAcceptance
+from draftkit.requests import DraftSampling
 from draftkit.results.settings import Settings, Sweep
 
-RATES = (0.9, 0.8, 0.7, 0.6)
 # Values of settings that may not go together, as Python and as the command line have them.
 CHOICES = {
     name: st.sampled_from([(value, text) for value, text in pairs])
     for name, pairs in {
-        "verification": [(one, one) for one in ("rejection", "block", "coupled", "synthetic", "none")],
-        "acceptance_rates": [(RATES, "0.9,0.8,0.7,0.6"), ((2.5,), "2.5"), ((0.5, 0.6), "0.5,0.6"), ((9.0,), "9")],
+        "verification": [(one, one) for one in ("rejection", "block", "coupled", "none")],
         "k_by_batch": [({4: 2}, "4:2"), ({4: 5}, "4:5")],
         "disable_above_batch": [(8, "8"), (0, "0")],
         "turns": [("all", "all"), ("last", "last")],
@@ -49,13 +47,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     "repeats": [{"repeats": -1}],
     "turns": [{"turns": "last"}],
     "slices": [{"slices": ("language", "tongue")}],
-    "verification": [{"verification": "synthetic"}, {"verification": "trust"}],
-    "acceptance_rates": [
-        {"acceptance_rates": RATES},
-        {"acceptance_rates": RATES, "verification": "block"},
-        {"acceptance_rates": RATES[:3], "verification": "synthetic"},
-        {"acceptance_rates": (0.5, 0.6, 0.1, 0.1), "verification": "synthetic"},
-    ],
+    "verification": [{"verification": "trust"}],
     "k_by_batch": [
         {"k_by_batch": {}},
         {"k_by_batch": {4: 5}},
@@ -74,12 +66,10 @@ def test_settings_that_no_measurement_can_have_are_refused_by_name(setting: str,
 
 
 def test_settings_that_go_together_are_taken() -> None:
-    synthetic = SyntheticAcceptance.of_length(2.5, 4).rates
-    Settings(verification="synthetic", acceptance_rates=synthetic, k_by_batch={8: 4, 16: 0}, repeats=0)
+    Settings(verification="block", k_by_batch={8: 4, 16: 0}, repeats=0)
 
 
-def test_a_mean_length_stands_for_rates_and_a_limit_for_a_schedule() -> None:
-    assert Settings(verification="synthetic", acceptance_rates=(2.5,)).acceptance_rates == (1.0, 0.5, 0.0, 0.0)
+def test_a_limit_stands_for_a_schedule() -> None:
     assert Settings(disable_above_batch=8).schedule == {8: 4}
     assert [one.schedule for one in Settings(disable_above_batch=8).sweep(k=(2, 4)).settings] == [{8: 2}, {8: 4}]
 
@@ -99,12 +89,10 @@ def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings) -> None:
         evaluate_draft("no-target", ["no-draft"], asked, engines=[VllmEngine(VllmSettings())])
 
 
-def test_rates_and_schedules_are_for_one_k() -> None:
-    rates = Settings(verification="synthetic", acceptance_rates=RATES)
+def test_schedules_are_for_one_k() -> None:
     by_batch = Settings(k_by_batch={8: 2})
-    for sweep in (lambda: rates.sweep(k=(2, 4)), lambda: by_batch.sweep(k=(2, 4))):
-        with pytest.raises(SettingError, match="for one K"):
-            sweep()
+    with pytest.raises(SettingError, match="for one K"):
+        by_batch.sweep(k=(2, 4))
     with pytest.raises(SettingError, match="for one K"):
         Sweep((by_batch, by_batch.at(num_speculative_tokens=2)))
 
@@ -128,7 +116,7 @@ def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], obje
     "asked",
     [
         Settings().sweep(k=(2, 4)),
-        Settings(verification="synthetic", acceptance_rates=RATES),
+        Settings(verification="block"),
         Settings(k_by_batch={8: 2}),
         Settings(draft_sampling=DraftSampling("greedy")),
         Settings(draft_sampling=DraftSampling(min_confidence=0.5)),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures.checkpoints import pico
+from fixtures.checkpoints.zoo_models import draw_greedy
 from fixtures.engines.draft_references import eagle3_reference, eagle_reference
 
 from draftkit.convert.api import convert_checkpoint
@@ -16,7 +17,6 @@ from draftkit.models.eagle import load_eagle
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, NewSequence
-from draftkit.runtime.drawing import draw_greedy
 from draftkit.targets.target import load_target
 
 K = 5

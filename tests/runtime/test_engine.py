@@ -14,10 +14,13 @@ from fixtures.engines.sampling_statistics import same_distribution
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance
+from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.emitted import Drafted, Emitted, emit
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.runtime.rounds import MODES
 from draftkit.targets.target import Target, TargetOutput
 
 DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator", "dflash", "dspark")
@@ -153,9 +156,12 @@ def test_the_first_three_tokens_have_the_distribution_of_plain_decoding(name: st
 
 
 @pytest.mark.long
-def test_another_distribution_of_the_first_three_tokens_is_noticed() -> None:
-    accepting = SyntheticAcceptance((1.0, 1.0))
-    assert p_value(first_three_tokens("eagle3", SAMPLE, verification="synthetic", synthetic=accepting)) < NOTICED
+def test_another_distribution_of_the_first_three_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def accept_all(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+        return emit(drafted, drafted.lengths, logits[:, -1].argmax(-1), drafted.valid.float())  # a fourth token
+
+    monkeypatch.setitem(MODES, "trusting", accept_all)
+    assert p_value(first_three_tokens("eagle3", SAMPLE, verification="trusting")) < NOTICED
 
 
 def test_expected_acceptance_of_a_greedy_run_is_what_happened() -> None:
@@ -163,15 +169,6 @@ def test_expected_acceptance_of_a_greedy_run_is_what_happened() -> None:
         for r in generation.rounds:
             assert r.expected[: r.accepted] == (1.0,) * r.accepted
             assert r.accepted == r.drafted or r.expected[r.accepted] == 0.0
-
-
-@pytest.mark.slow
-def test_synthetic_acceptance_has_the_given_rates() -> None:
-    sure, never = (SyntheticAcceptance((rate,) * 4) for rate in (1.0, 0.0))
-    everything = run(requests()[:3], "eagle", verification="synthetic", synthetic=sure)
-    nothing = run(requests()[:3], "eagle", verification="synthetic", synthetic=never)
-    assert {r.accepted for g in everything for r in g.rounds} == {4}
-    assert {r.accepted for g in nothing for r in g.rounds} == {0}
 
 
 @pytest.mark.slow
@@ -263,19 +260,7 @@ def test_a_stream_gives_what_is_asked_on_the_way() -> None:
     assert [found[request.id] for request in asked] == tokens(run(asked, None))
 
 
-def test_text_comes_with_a_tokenizer() -> None:
-    class Letters:
-        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-            return " ".join(map(str, ids))
-
-    generation = run(requests()[:1], "eagle", tokenizer=Letters())[0]
-    assert generation.text == " ".join(map(str, generation.tokens))
-
-
 BAD: dict[str, dict[str, Any]] = {
-    "rates without the mode": {"synthetic": SyntheticAcceptance((1.0,) * 4)},
-    "the mode without rates": {"verification": "synthetic"},
-    "too few rates": {"verification": "synthetic", "synthetic": SyntheticAcceptance((1.0,))},
     "a larger K by batch": {"k_by_batch": {4: 5}},
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fixtures.checkpoints import pico
 from fixtures.checkpoints.gemma4_assistants import TARGET, Pair, proposal, save_pair
+from fixtures.checkpoints.zoo_models import draw_greedy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
@@ -26,7 +27,6 @@ from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter
-from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.tree_kinds import read_tree
 from draftkit.targets.target import Target, load_target

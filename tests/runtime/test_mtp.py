@@ -12,6 +12,7 @@ import pytest
 import torch
 from fixtures.checkpoints import pico
 from fixtures.checkpoints.mtp_targets import HEADS, LAYERS, RELATIVES, Saved, proposal, save_with_head
+from fixtures.checkpoints.zoo_models import draw_greedy
 from safetensors.torch import load_file, save_file
 
 import draftkit
@@ -28,7 +29,6 @@ from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
-from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.tree_kinds import read_tree
 from draftkit.targets.target import Target, load_target

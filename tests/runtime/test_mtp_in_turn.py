@@ -8,6 +8,7 @@ import pytest
 import torch
 from fixtures.checkpoints.mtp_targets import Saved, proposal, proposals_in_turn, save_with_head
 from fixtures.eval_results import cell, write
+from torch import Tensor
 
 from draftkit.checks.measurement import heads_used_again
 from draftkit.convert.api import convert_checkpoint, target_with_heads
@@ -17,10 +18,13 @@ from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
-from draftkit.requests import Request, SyntheticAcceptance
+from draftkit.requests import Request
 from draftkit.results.record import read_result
+from draftkit.runtime import rounds
 from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drafters.mtp import MtpDrafter, MtpInTurnDrafter, slot_bytes
+from draftkit.runtime.emitted import Drafted, Emitted, emit
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target, load_target
 
@@ -49,31 +53,30 @@ def requests() -> list[Request]:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_drafts_equal_the_reference_after_any_rejections(
-    saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int
+    saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds in which some drafts were accepted and some rejected, of sequences side by side; also more steps than
     modules, which are used again and overwrite their own keys. Prompts come in pieces of four tokens."""
     target, drafter = engine_of
     assert type(drafter) is MtpInTurnDrafter
-    rates = SyntheticAcceptance(tuple(0.7 * 0.8**i for i in range(k)))
-    engine = Engine(
-        target,
-        drafter,
-        num_speculative_tokens=k,
-        num_slots=2,
-        verification="synthetic",
-        synthetic=rates,
-        prefill_chunk=4,
-    )
+    coins = torch.Generator().manual_seed(0)
+
+    def verify(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+        stands = (torch.rand(drafted.tokens.shape, generator=coins) < 0.7) & drafted.valid
+        accepted = stands.long().cumprod(1).sum(1)
+        token = logits.argmax(-1).gather(1, accepted[:, None])[:, 0]
+        return emit(drafted, accepted, token, stands.float())
+
+    monkeypatch.setattr(rounds, "verification", lambda mode, *, all_greedy: verify)
+    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=2, prefill_chunk=4)
     accepted = set()
     for generation in engine.generate(requests()):
         text = torch.tensor([*generation.request.prompt, *generation.tokens])
-        rounds = generation.rounds
-        accepted |= {round.accepted for round in rounds}
-        expected = proposals_in_turn(saved, text, [round.position for round in rounds], k)
-        assert [list(round.proposal) for round in rounds] == expected
+        accepted |= {round.accepted for round in generation.rounds}
+        expected = proposals_in_turn(saved, text, [round.position for round in generation.rounds], k)
+        assert [list(round.proposal) for round in generation.rounds] == expected
         if k <= MODULES:  # then whatever the rounds were
-            assert expected == [proposals_in_turn(saved, text, [round.position], k)[0] for round in rounds]
+            assert expected == [proposals_in_turn(saved, text, [round.position], k)[0] for round in generation.rounds]
     assert len(accepted) > 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters, SyntheticAcceptance
+from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.emitted import Drafted, Emitted, Verify
@@ -40,7 +39,6 @@ from draftkit.runtime.verification import (
     verify_coupled,
     verify_greedy,
     verify_rejection,
-    verify_synthetic,
 )
 
 torch.set_num_threads(1)
@@ -269,36 +267,31 @@ def test_drawing_stores_what_it_drew_from_and_leaves_greedy_rows_alone() -> None
 # Verification
 
 
-def modes(k: int) -> dict[str, Verify]:
-    rates = torch.tensor(SyntheticAcceptance(tuple(0.9**i for i in range(1, k + 1))).conditional)
-    return LOSSLESS | {"synthetic": partial(verify_synthetic, rates=rates)}
-
-
 def texts(emitted: Emitted) -> list[list[int]]:
     return [row[:count] for row, count in zip(emitted.tokens.tolist(), emitted.counts.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("mode", modes(0))
+@pytest.mark.parametrize("mode", LOSSLESS)
 def test_a_request_does_not_notice_its_batch(mode: str, seed: int) -> None:
     """Neither slot, neighbors, padding nor K: alone with just its own drafts it gets the same tokens."""
     whole = random_round(seed)
-    emitted = whole.verify(modes(4)[mode])
+    emitted = whole.verify(LOSSLESS[mode])
     together = texts(emitted)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    shuffled = texts(whole.take(order, 4).verify(modes(4)[mode]))
+    shuffled = texts(whole.take(order, 4).verify(LOSSLESS[mode]))
     assert [shuffled[int(i)] for i in order.argsort()] == together
     for row, k in enumerate(whole.drafted.lengths.tolist()):
-        alone = whole.take(torch.tensor([row]), k).verify(modes(k)[mode])
+        alone = whole.take(torch.tensor([row]), k).verify(LOSSLESS[mode])
         assert texts(alone) == [together[row]]
         torch.testing.assert_close(alone.expected[0], emitted.expected[row, :k])
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("mode", modes(0))
+@pytest.mark.parametrize("mode", LOSSLESS)
 def test_nothing_invalid_reaches_an_output(mode: str, seed: int) -> None:
     whole = random_round(seed)
-    clean, emitted = whole.verify(modes(4)[mode]), whole.poisoned().verify(modes(6)[mode])
+    clean, emitted = whole.verify(LOSSLESS[mode]), whole.poisoned().verify(LOSSLESS[mode])
     assert texts(emitted)[::2] == texts(clean)
     assert not any(texts(emitted)[1::2])
     assert int(emitted.tokens.min()) >= 0
@@ -307,13 +300,13 @@ def test_nothing_invalid_reaches_an_output(mode: str, seed: int) -> None:
     assert not emitted.expected[1::2].any()
 
 
-@pytest.mark.parametrize("mode", modes(0))
+@pytest.mark.parametrize("mode", LOSSLESS)
 def test_the_global_generator_is_neither_read_nor_moved(mode: str) -> None:
     verdicts = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        verdicts.append(texts(random_round(0).verify(modes(4)[mode])))
+        verdicts.append(texts(random_round(0).verify(LOSSLESS[mode])))
         assert torch.equal(torch.get_rng_state(), before)
     assert verdicts[0] == verdicts[1]
 
@@ -417,41 +410,3 @@ def test_one_hot_rows_need_no_probabilities() -> None:
         without = LOSSLESS[mode](chosen._replace(probs=None), whole.logits, whole.parameters, whole.start)
         assert torch.equal(with_probs.tokens, without.tokens)
         assert torch.equal(with_probs.expected, without.expected)
-
-
-# Synthetic acceptance
-
-
-def test_synthetic_rates_of_a_length() -> None:
-    synthetic = SyntheticAcceptance.of_length(2.5, 3)
-    assert synthetic.rates == (1.0, 0.5, 0.0)
-    assert synthetic.conditional == (1.0, 0.5, 0.0)
-    assert SyntheticAcceptance.of_length(1, 2).rates == (0.0, 0.0)
-    assert SyntheticAcceptance.of_length(3, 2).rates == (1.0, 1.0)
-
-
-def test_synthetic_rates_out_of_range_are_refused() -> None:
-    for rates in ((0.5, 0.6), (1.1,), (0.5, -0.1), (math.nan,)):
-        with pytest.raises(DraftkitError, match="acceptance_rates"):
-            SyntheticAcceptance(rates)
-    for length in (0.9, 4.1, math.nan):
-        with pytest.raises(DraftkitError, match="acceptance length"):
-            SyntheticAcceptance.of_length(length, 3)
-
-
-def test_synthetic_acceptance_has_its_rates() -> None:
-    rates, rows = (0.8, 0.4, 0.3), 50_000
-    verify = partial(verify_synthetic, rates=torch.tensor(SyntheticAcceptance(rates).conditional))
-    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)).expand(rows, -1, -1)
-    drafted = Drafted.full(torch.ones(rows, 3, dtype=torch.int64))
-    rules = batch(SamplingParameters(temperature=1.0), rows)
-    start = torch.arange(rows)
-    emitted = verify(drafted, logits, rules, start)
-    counts = torch.bincount(emitted.accepted, minlength=4)
-    assert fit(counts, torch.tensor([0.2, 0.4, 0.1, 0.3])) > 1e-4
-    positions = start[:, None] + torch.arange(4)
-    last = emitted.counts[:, None] - 1
-    own = sample(distribution(logits, rules), target_stream(rules.seed, positions)).gather(1, last)
-    assert torch.equal(emitted.tokens.gather(1, last), own)
-    everything = partial(verify_synthetic, rates=torch.ones(3))
-    assert (everything(drafted, logits, rules, start).counts == 4).all()

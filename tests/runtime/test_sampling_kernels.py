@@ -30,7 +30,6 @@ from draftkit.runtime.verification import (
     verify_coupled,
     verify_greedy,
     verify_rejection,
-    verify_synthetic,
 )
 
 pytest.importorskip("triton")
@@ -211,13 +210,12 @@ def test_matches(k: int) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("verify", [verify_greedy, verify_rejection, verify_coupled, verify_block, "synthetic"])
+@pytest.mark.parametrize("verify", [verify_greedy, verify_rejection, verify_coupled, verify_block])
 def test_whole_verdicts_with_poison_around(verify: Any) -> None:
     """Memory around the inputs would win every draw if it were read."""
 
     def verified(whole: Round) -> Any:
-        rates = torch.full((2,), 0.7, device=whole.logits.device)
-        return whole.verify(partial(verify_synthetic, rates=rates) if verify == "synthetic" else verify)
+        return whole.verify(verify)
 
     whole = a_round(0, rows=5, k=2)
     probs, tokens = whole.drafted.probs, whole.drafted.tokens

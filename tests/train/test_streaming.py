@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.states.online import load_final_norm
-from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
+from draftkit.data.states.shards import SCHEMA, Manifest, sampled_sha256
 from draftkit.data.states.stream import (
     ATTEMPTS,
     DONE,
@@ -45,6 +45,7 @@ from draftkit.data.states.stream import (
 from draftkit.data.states.vllm import VllmExtractor, layer_ids
 from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.errors import DraftkitError, TargetError
+from draftkit.layout.digest import weights_sha256
 from draftkit.loading import open_target
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train import streaming
@@ -86,7 +87,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def manifest(target: Path) -> Manifest:
     return Manifest(
-        schema=SAMPLED, target="pico", target_revision=None, target_sha256=target_sha256(target, SAMPLED),
+        schema=SCHEMA, target="pico", target_revision=None, target_sha256=sampled_sha256(target),
         engine="vllm", dtype="float32", data="data", data_sha256="0", num_documents=len(SAMPLES),
         num_tokens=sum(map(len, SAMPLES)), layers=LAYERS, hidden_size=pico.HIDDEN, encoding="float32", shard_tokens=64,
     )  # fmt: skip
@@ -141,7 +142,7 @@ def test_workers_share_rows_and_take_several_in_one_call(manifest: Manifest, tmp
     for number, states in enumerate(found):
         ((_, expected),) = extractor()([SAMPLES[number]])
         torch.testing.assert_close(states.last[0, : len(expected)], expected[:, -1], rtol=1e-4, atol=1e-4)
-    assert not (tmp_path / ".claims").exists()
+    assert not (tmp_path / ".locks").exists()
 
 
 def test_rows_are_those_of_the_extractor_and_are_used_up(manifest: Manifest, tmp_path: Path) -> None:
@@ -259,7 +260,8 @@ def stored(target: Path, data: Path, extract: VllmExtractor, tmp_path_factory: p
     """Trained on states from files."""
     folder = tmp_path_factory.mktemp("stored")
     config = streamed_config(target, data, folder / "out", "")
-    write_states(folder / "states", manifest_of(config), SAMPLES, extract)
+    wanted = replace(manifest_of(config), target_sha256=weights_sha256(target))
+    write_states(folder / "states", wanted, SAMPLES, extract)
     return train_draft(replace(config, stream=None, states=str(folder / "states")))
 
 
@@ -296,7 +298,7 @@ def test_the_first_process_alone_reads_weights_and_samples(
     monkeypatch.setenv("RANK", "0")
     with opened():
         monkeypatch.setenv("RANK", "1")
-        for digest in ("samples_sha256", "target_sha256"):
+        for digest in ("samples_sha256", "sampled_sha256"):
             monkeypatch.setattr(streaming, digest, lambda *_: pytest.fail("read once more"))
         with opened() as streamed:
             assert streamed._manifest == wanted

@@ -1,35 +1,30 @@
 """Where states lie: in a folder of a disk, or beneath an address in a store. Any number of processes fill it together.
 
-Both have the same files, so that one may be copied to the other. On a disk files are renamed into their place and
-claims are locks; objects are put whole, and claims are objects that are put on condition (`draftkit.io.leases`).
+Both have the same files, so that one may be copied to the other. On a disk processes share the shards by lock files. A
+store has no locks: each process has a part of the shards that it was given.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from torch import Tensor
 
 from draftkit.errors import SourceError
-from draftkit.io.atomic import CLAIMS, atomic_file, is_empty, settle_leftovers, temporary_folder, write_file
-from draftkit.io.claims import claimed, one_at_a_time, settle_claims
+from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers, temporary_folder, write_file
+from draftkit.io.cache import local_file
 from draftkit.io.digest import file_sha256
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorToWrite, raw_memory
 from draftkit.io.jsonfile import object_in, read_object
-from draftkit.io.leases import Leases
-from draftkit.io.lock import many_writers
+from draftkit.io.lock import many_writers, piece_lock, settle_piece_locks
 from draftkit.io.safetensors_file import write_safetensors
-from draftkit.io.store import Store, is_address, is_passing
+from draftkit.io.store import Store, is_address
 
-PAUSE = 0.2  # seconds between two attempts at a claim in a store
+MANIFESTS = "manifest*.json"  # that of all processes together, and those of parts
 
 
 class StatesFolder(Protocol):
@@ -42,8 +37,11 @@ class StatesFolder(Protocol):
     def size(self, name: str) -> int | None:
         """The bytes of a file; None where it is not there."""
 
-    def sha256(self, name: str) -> str:
-        """The digest of a file, which is read whole."""
+    def manifests(self) -> list[str]:
+        """The names of the manifests that are there, in order."""
+
+    def local(self, name: str) -> Path:
+        """A file of this machine with what a file holds, which is there."""
 
     def read_object(self, name: str) -> dict[str, object]:
         """The JSON object of a file. Raises `SourceError` where it is not there."""
@@ -54,6 +52,9 @@ class StatesFolder(Protocol):
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> tuple[int, str]:
         """Put a safetensors file there, whole; its size and digest."""
 
+    def remove(self, name: str) -> None:
+        """Take a file away; it may be gone."""
+
     def settle_leftovers(self) -> None:
         """Put back or remove what killed processes had begun."""
 
@@ -61,22 +62,16 @@ class StatesFolder(Protocol):
         """Whether nothing is there but what processes have left that are gone."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """While the body runs, this process may fill the folder, and others too where there is a way to share."""
+        """While the body runs, this process and others may fill the folder."""
 
-    def claimed(self, name: str) -> AbstractContextManager[bool]:
-        """As `draftkit.io.claims.claimed`."""
+    def lock(self, name: str, *, waits: bool = False) -> AbstractContextManager[bool]:
+        """As `draftkit.io.lock.piece_lock`; in a store always True."""
 
-    def one_at_a_time(self, name: str) -> AbstractContextManager[None]:
-        """As `draftkit.io.claims.one_at_a_time`."""
-
-    def settle_claims(self) -> None:
-        """As `draftkit.io.claims.settle_claims`."""
+    def settle_locks(self) -> None:
+        """As `draftkit.io.lock.settle_piece_locks`."""
 
     def free_bytes(self) -> int | None:
         """The room that is left; None where nobody knows."""
-
-    def why_not_many(self) -> str | None:
-        """Why one process alone may fill the folder; None where many may."""
 
 
 def folder_at(place: Path | str | StatesFolder) -> StatesFolder:
@@ -96,8 +91,11 @@ class DiskFolder:
         path = self.place / name
         return path.stat().st_size if path.is_file() else None
 
-    def sha256(self, name: str) -> str:
-        return file_sha256(self.place / name)
+    def manifests(self) -> list[str]:
+        return sorted(path.name for path in self.place.glob(MANIFESTS))
+
+    def local(self, name: str) -> Path:
+        return self.place / name
 
     def read_object(self, name: str) -> dict[str, object]:
         return read_object(self.place / name)
@@ -110,6 +108,9 @@ class DiskFolder:
         write_tensors(path, tensors)
         return path.stat().st_size, file_sha256(path)
 
+    def remove(self, name: str) -> None:
+        (self.place / name).unlink(missing_ok=True)
+
     def settle_leftovers(self) -> None:
         settle_leftovers(self.place / "manifest.json")
 
@@ -119,21 +120,15 @@ class DiskFolder:
     def shared(self) -> AbstractContextManager[None]:
         return many_writers(self.place)
 
-    def claimed(self, name: str) -> AbstractContextManager[bool]:
-        return claimed(self.place, name)
+    def lock(self, name: str, *, waits: bool = False) -> AbstractContextManager[bool]:
+        return piece_lock(self.place, name, waits=waits)
 
-    def one_at_a_time(self, name: str) -> AbstractContextManager[None]:
-        return one_at_a_time(self.place, name)
-
-    def settle_claims(self) -> None:
-        settle_claims(self.place)
+    def settle_locks(self) -> None:
+        settle_piece_locks(self.place)
 
     def free_bytes(self) -> int | None:
         parents = (self.place.absolute(), *self.place.absolute().parents)
         return shutil.disk_usage(next(path for path in parents if path.exists())).free
-
-    def why_not_many(self) -> str | None:
-        return None
 
 
 class StoredFolder:
@@ -143,18 +138,14 @@ class StoredFolder:
         self.place = place
         self.store = Store(place)
 
-    @cached_property
-    def _leases(self) -> Leases:
-        return Leases(self.store.below(CLAIMS))
-
     def size(self, name: str) -> int | None:
         return self.store.size(name)
 
-    def sha256(self, name: str) -> str:
-        digest = hashlib.sha256()
-        for chunk in self.store.chunks(name):
-            digest.update(chunk)
-        return digest.hexdigest()
+    def manifests(self) -> list[str]:
+        return [name for name in self.store.names() if PurePath(name).match(MANIFESTS)]
+
+    def local(self, name: str) -> Path:
+        return local_file(f"{self.place}/{name}")
 
     def read_object(self, name: str) -> dict[str, object]:
         content = self.store.read(name)
@@ -172,43 +163,26 @@ class StoredFolder:
             self.store.upload(path, name)
             return path.stat().st_size, file_sha256(path)
 
+    def remove(self, name: str) -> None:
+        self.store.remove(name)
+
     def settle_leftovers(self) -> None:
         pass  # nothing is begun in a store that is not whole
 
     def is_vacant(self) -> bool:
-        return all(name.startswith(f"{CLAIMS}/") or is_passing(name) for name in self.store.names())
+        return not self.store.names()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with self.store.shared():
-            yield
+    def shared(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    @contextmanager
-    def claimed(self, name: str, *, lasting: bool = False) -> Iterator[bool]:
-        if self.why_not_many() is not None:
-            yield True
-            return
-        with self._leases.claimed(name, lasting=lasting) as mine:
-            yield mine
+    def lock(self, name: str, *, waits: bool = False) -> AbstractContextManager[bool]:
+        return nullcontext(True)
 
-    @contextmanager
-    def one_at_a_time(self, name: str) -> Iterator[None]:
-        while True:
-            with self.claimed(name, lasting=True) as mine:
-                if mine:
-                    yield
-                    return
-            time.sleep(PAUSE)
-
-    def settle_claims(self) -> None:
-        if self.why_not_many() is None:
-            self._leases.settle()
+    def settle_locks(self) -> None:
+        pass  # there are none
 
     def free_bytes(self) -> int | None:
         return None
-
-    def why_not_many(self) -> str | None:
-        return self.store.why_not_many
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

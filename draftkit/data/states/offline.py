@@ -12,9 +12,11 @@ from torch import Tensor
 from draftkit.data.sample_files import samples_sha256
 from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import States
-from draftkit.data.states.opened import OpenedShard, opened_shard
-from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest, target_sha256
+from draftkit.data.states.opened import OpenedShard
+from draftkit.data.states.shards import AGAIN, Manifest, Shard, read_manifest
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
+from draftkit.io.digest import file_sha256
+from draftkit.layout.digest import weights_sha256
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -71,7 +73,7 @@ class OfflineStates:
         if index not in self._opened:
             shard = self.manifest.shards[index]
             check_shard(self.folder, shard, verify=self._verify)
-            self._opened[index] = opened_shard(self.folder, shard)
+            self._opened[index] = OpenedShard(self.folder.local(shard.file))
         return self._opened[index]
 
     def _check_origin(self, data: Path | None, target: Path | None) -> None:
@@ -84,7 +86,7 @@ class OfflineStates:
                 expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
             )
-        if target is not None and (found := target_sha256(target, manifest.schema)) != manifest.target_sha256:
+        if target is not None and (found := weights_sha256(target)) != manifest.target_sha256:
             raise TargetError(
                 f"the states were made by another target than {target}",
                 where=self.folder.place,
@@ -141,7 +143,7 @@ def check_shard(folder: StatesFolder, shard: Shard, *, verify: bool) -> None:
     where, size = f"{folder.place}/{shard.file}", folder.size(shard.file)
     if size is None:
         raise SourceError(f"{shard.file} is missing", where=where, hint=AGAIN)
-    if size != shard.bytes or (verify and folder.sha256(shard.file) != shard.sha256):
+    if size != shard.bytes or (verify and file_sha256(folder.local(shard.file)) != shard.sha256):
         raise FormatError(
             f"{shard.file} is damaged",
             where=where,

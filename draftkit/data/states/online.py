@@ -21,7 +21,7 @@ from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.device_map import spreads_targets
-from draftkit.targets.finite import HINT, first_non_finite
+from draftkit.targets.finite import HINT
 from draftkit.targets.media import Media, arguments, explained_media
 from draftkit.targets.pretrained import load_modules, load_pretrained
 from draftkit.targets.rope import Positions
@@ -117,7 +117,7 @@ class OnlineStates:
         if media or not self._packed or tokens.shape[1] > MASKED_TOKENS:
             return self._beside_each_other(tokens, sample_ids, media)
         mask = attention_masks(self._target.model.config, sample_ids, self._target.dtype)
-        return self._forward(tokens, positions, position_ids=positions, attention_mask=mask)
+        return self._forward(tokens, position_ids=positions, attention_mask=mask)
 
     def _beside_each_other(self, tokens: Tensor, sample_ids: Tensor, media: Mapping[int, Media]) -> States:
         """Batches of samples of similar lengths, padded at their ends, where nothing before sees it; each sample with
@@ -130,8 +130,7 @@ class OnlineStates:
         groups = [[text[place] for place in group] for group in similar([lengths[number] for number in text])]
         for numbers in [*groups, *([number] for number in sorted(media))]:
             batch = pad_sequence([samples[number] for number in numbers], batch_first=True)
-            at = torch.arange(batch.shape[1], device=batch.device)[None]
-            found = self._forward(batch, at, media=media.get(numbers[0]))
+            found = self._forward(batch, media=media.get(numbers[0]))
             for row, number in enumerate(numbers):
                 last[number] = found.last[row, : lengths[number]]
                 if found.features is not None:
@@ -143,23 +142,16 @@ class OnlineStates:
 
         return States(None if self._target.aux_layers is None else joined(features), joined(last))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, media: Media | None = None, **told: object) -> States:
-        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `told`: what else it is."""
+    def _forward(self, tokens: Tensor, media: Media | None = None, **told: object) -> States:
+        """One forward of tokens [B, T]; `told`: what else it is."""
         target = self._target
         model = target.decoder
         if media is not None:
             model, told = target.model.base_model, told | arguments(target.model, media)
-
-        def run() -> Tensor:
-            last: Tensor = model(input_ids=tokens, use_cache=False, **told).last_hidden_state
-            return last
-
         with target.captured() as found, explained_media(media):
-            last = run()
+            last: Tensor = model(input_ids=tokens, use_cache=False, **told).last_hidden_state
         if not torch.isfinite(last).all():
-            place = first_non_finite(target.decoder, run)
-            began = "" if place is None else f", from {place[0]} on, at position {int(positions[0, place[1]])}"
-            raise TargetError(f"the target's hidden states are not finite{began}", hint=HINT)
+            raise TargetError("the target's hidden states are not finite", hint=HINT)
         return States(target.features(found, tokens), last)
 
 

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,11 +27,9 @@ from draftkit.io.digest import file_sha256
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import from_dict, to_dict
 from draftkit.io.tensors import open_checkpoint
-from draftkit.layout.digest import weights_sha256
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
-SAMPLED = 1  # the schema whose `target_sha256` is of the first bytes of each tensor; such folders are still read
 SAMPLE_BYTES = 4096
 NAMES = ("target", "target_revision", "data")  # keys for people: the digests beside them decide what is the same
 AGAIN = "draftkit data states writes shards that are missing and keeps the others"
@@ -53,8 +51,8 @@ class Shard:
 class Manifest:
     """The contents of a folder of states: whose states they are, how they are stored, and its complete shards in order.
 
-    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: what the
-    function of that name gives for the `schema`.
+    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: of all its weights,
+    and of a stream what `sampled_sha256` gives.
     """
 
     schema: int
@@ -89,6 +87,19 @@ class Manifest:
         return torch.int64.itemsize + self.num_states * channel_bytes(self.hidden_size, self.encoding)
 
 
+class Part(NamedTuple):
+    """Every `of`-th shard, from number `number` on."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+WHOLE = Part(0, 1)
+
+
 def shard_name(number: int) -> str:
     return f"states-{number:05d}.safetensors"
 
@@ -105,14 +116,29 @@ def shard_ranges(lengths: Sequence[int], shard_tokens: int) -> list[range]:
     return [*ranges, range(first, len(lengths))] if lengths else []
 
 
+def manifest_name(part: Part) -> str:
+    """The manifest of the process that writes a part: without locks, no two may write the same one."""
+    return MANIFEST if part == WHOLE else f"manifest-{part.number}-of-{part.of}.json"
+
+
 def read_manifest(place: Path | str | StatesFolder) -> Manifest:
-    """The manifest of a folder. Raises `SourceError` where there is none, `DraftkitError` when it is not valid."""
+    """The manifest of a folder, with the shards of all parts. Raises `SourceError` where there is none, `DraftkitError`
+    when it is not valid."""
     folder = folder_at(place)
-    path = f"{folder.place}/{MANIFEST}"
-    data = folder.read_object(MANIFEST)
-    if data.get("schema") not in (SAMPLED, SCHEMA):
+    first, *others = (_read(folder, name) for name in folder.manifests() or [MANIFEST])
+    for other in others:
+        _check_same(other, first, folder)
+    shards = {shard.first: shard for one in (*others, first) for shard in one.shards}
+    return replace(first, shards=tuple(shards[number] for number in sorted(shards)))
+
+
+def _read(folder: StatesFolder, name: str) -> Manifest:
+    """One manifest of a folder."""
+    path = f"{folder.place}/{name}"
+    data = folder.read_object(name)
+    if data.get("schema") != SCHEMA:
         raise FormatError(
-            f"states of schema {data.get('schema')!r}", where=path, expected=f"up to {SCHEMA}", hint="write them again"
+            f"states of schema {data.get('schema')!r}", where=path, expected=str(SCHEMA), hint="write them again"
         )
     manifest = from_dict(Manifest, data, path, "the manifest")
     end = 0
@@ -125,24 +151,16 @@ def read_manifest(place: Path | str | StatesFolder) -> Manifest:
     return manifest
 
 
-def target_sha256(folder: Path, schema: int) -> str:
-    """A digest of what a target's states depend on, as manifests of a schema have it: its config and its weights.
+def sampled_sha256(folder: Path) -> str:
+    """A quick digest of a target: of its config, and the first bytes of each tensor.
 
     Raises `SourceError` and `FormatError` for a folder that is no checkpoint.
     """
-    if schema != SAMPLED:
-        return weights_sha256(folder)
     digest = hashlib.sha256(file_sha256(folder / "config.json").encode())
     for name, handle in sorted(open_checkpoint(folder).items()):
         digest.update(f"\0{name}\0{handle.dtype}\0{handle.shape}\0".encode())
         digest.update(next(iter(handle.chunks(SAMPLE_BYTES)), b"")[:SAMPLE_BYTES])
     return digest.hexdigest()
-
-
-def schema_of(folder: StatesFolder) -> int:
-    """The schema that a folder goes on with: its own, or the newest where nothing is there. Raises `DraftkitError`."""
-    folder.settle_leftovers()
-    return SCHEMA if folder.size(MANIFEST) is None else read_manifest(folder).schema
 
 
 def begin(folder: StatesFolder, settings: Manifest) -> Manifest:
@@ -151,14 +169,21 @@ def begin(folder: StatesFolder, settings: Manifest) -> Manifest:
     A shard whose file is gone or has another size is left out. Raises `DraftkitError` for states
     that were begun with other settings, and for a folder of anything else.
     """
-    if folder.size(MANIFEST) is None:
-        if not folder.is_vacant():
+    vacant = folder.is_vacant()  # asked first: another process may be writing its manifest
+    if not folder.manifests():
+        if not vacant:
             raise DraftkitError(
                 "the output is already there, and has no states", where=folder.place, hint="choose another"
             )
         return settings
     found = read_manifest(folder)
-    old, new = to_dict(replace(found, shards=())), to_dict(settings)
+    _check_same(settings, found, folder)
+    return replace(settings, shards=tuple(shard for shard in found.shards if folder.size(shard.file) == shard.bytes))
+
+
+def _check_same(settings: Manifest, found: Manifest, folder: StatesFolder) -> None:
+    """Raise `DraftkitError` where two manifests are of different states."""
+    old, new = (to_dict(replace(one, shards=())) for one in (found, settings))
     differing = [key for key in old if old[key] != new[key] and key not in NAMES]
     if differing:
         raise DraftkitError(
@@ -167,19 +192,34 @@ def begin(folder: StatesFolder, settings: Manifest) -> Manifest:
             where=folder.place,
             hint="give the same settings to go on, or choose another folder",
         )
-    return replace(settings, shards=tuple(shard for shard in found.shards if folder.size(shard.file) == shard.bytes))
 
 
-def enter(folder: StatesFolder, settings: Manifest) -> Manifest:
-    """Have the folder say what is written to it, or find that it does. Raises as `begin`."""
-    with folder.one_at_a_time(MANIFEST):
-        manifest = begin(folder, replace(settings, shards=()))
-        write_manifest(folder, manifest)
+def enter(folder: StatesFolder, settings: Manifest, part: Part) -> Manifest:
+    """Have the folder say what is written to it, or find that it does. Returns what is there of all parts.
+
+    The process that writes everything takes over the manifests of parts. Raises as `begin`.
+    """
+    with folder.lock(MANIFEST, waits=True):
+        manifest, own = begin(folder, replace(settings, shards=())), manifest_name(part)
+        recorded = manifest.shards if part == WHOLE else _recorded(folder, own)
+        shards = tuple(shard for shard in manifest.shards if shard in recorded)
+        write_manifest(folder, replace(manifest, shards=shards), part)
+        if part == WHOLE:
+            for other in folder.manifests():
+                if other != own:
+                    folder.remove(other)
     return manifest
 
 
-def write_shard(folder: StatesFolder, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
-    """Write shard `number`, of the samples from `first` on, then the manifest that has it, which is returned.
+def _recorded(folder: StatesFolder, name: str) -> tuple[Shard, ...]:
+    """The shards that a manifest has, which may not be there yet."""
+    return () if folder.size(name) is None else _read(folder, name).shards
+
+
+def write_shard(
+    folder: StatesFolder, number: int, first: int, tensors: dict[str, Tensor], manifest: Manifest, part: Part
+) -> Manifest:
+    """Write shard `number`, of the samples from `first` on, then the part's manifest with it. Returns what is there.
 
     Each file appears complete or not at all, and other processes may write theirs meanwhile. The checksum is taken here
     and nowhere else but where it is asked for. Raises `DraftkitError` when the disk is full; what was there stays.
@@ -194,17 +234,16 @@ def write_shard(folder: StatesFolder, number: int, first: int, tensors: dict[str
         bytes=size,
         sha256=sha256,
     )
-    with folder.one_at_a_time(MANIFEST):
-        manifest = read_manifest(folder)
-        others = (other for other in manifest.shards if other.first != first)
-        manifest = replace(manifest, shards=tuple(sorted((*others, shard), key=lambda shard: shard.first)))
-        write_manifest(folder, manifest)
-    return manifest
+    with folder.lock(MANIFEST, waits=True):
+        others = (other for other in _recorded(folder, manifest_name(part)) if other.first != first)
+        shards = tuple(sorted((*others, shard), key=lambda shard: shard.first))
+        write_manifest(folder, replace(manifest, shards=shards), part)
+    return read_manifest(folder)
 
 
-def write_manifest(place: Path | StatesFolder, manifest: Manifest) -> None:
-    """Replace the folder's manifest, at once. Raises `DraftkitError` when the disk is full."""
-    folder_at(place).write(MANIFEST, dump(to_dict(manifest)).encode())
+def write_manifest(place: Path | StatesFolder, manifest: Manifest, part: Part = WHOLE) -> None:
+    """Replace the manifest of a part, at once. Raises `DraftkitError` when the disk is full."""
+    folder_at(place).write(manifest_name(part), dump(to_dict(manifest)).encode())
 
 
 def offsets_of(lengths: Sequence[int]) -> Tensor:

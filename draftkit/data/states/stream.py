@@ -9,7 +9,7 @@ Trainer and worker share a folder, on one machine or several:
 - `done`: training is over.
 
 Files appear whole, and nothing else is known: either side may be killed and begin again, and any number of workers
-share the rows, each of which one has claimed (`draftkit.io.claims`). The worker is `draftkit data stream`, which a
+share the rows, by a lock file for each. The worker is `draftkit data stream`, which a
 training run can keep beside itself.
 """
 
@@ -40,10 +40,9 @@ from draftkit.data.states.opened import read_sample
 from draftkit.data.states.shards import (
     MANIFEST,
     NAMES,
-    SAMPLED,
     Manifest,
     read_manifest,
-    target_sha256,
+    sampled_sha256,
     write_manifest,
 )
 from draftkit.data.states.vllm import vllm_extractor
@@ -51,8 +50,8 @@ from draftkit.data.states.write import Extractor, shard_tensors
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import DraftkitError, FormatError, TargetError, command, last_words
 from draftkit.io.atomic import is_empty, write_file
-from draftkit.io.claims import claimed, settle_claims
 from draftkit.io.jsonfile import dump, read_object
+from draftkit.io.lock import piece_lock, settle_piece_locks
 from draftkit.io.records import to_dict
 from draftkit.loading import open_target
 from draftkit.targets.devices import DTYPES
@@ -185,29 +184,29 @@ def serve(
     """The worker's side: compute what is wanted until training is over, or not `alive`. Returns how many rows.
 
     Up to `rows_together` rows are computed in one call, which is what vLLM makes batches of. Other workers may serve
-    the same folder: each row is computed by the one that claims it. Raises `DraftkitError` where the extractor fails
+    the same folder: each row is computed by the one that locks it. Raises `DraftkitError` where the extractor fails
     for another reason than the states of a sample, and when other states are wanted than in the beginning.
     """
     manifest, rows = read_manifest(folder), 0
     while alive() and not (folder / DONE).exists():
-        with ExitStack() as claims:
-            mine = list(islice(_claimed_rows(folder, claims), rows_together))
+        with ExitStack() as locks:
+            mine = list(islice(_locked_rows(folder, locks), rows_together))
             if mine and _meaning(read_manifest(folder)) != _meaning(manifest):
                 raise DraftkitError("the run wants other states now", where=folder, hint="start the worker again")
             rows += _answer(folder, mine, manifest, extractor)
         if not mine:
             time.sleep(PAUSE)
-    settle_claims(folder)
+    settle_piece_locks(folder)
     return rows
 
 
-def _claimed_rows(folder: Path, claims: ExitStack) -> Iterator[Path]:
-    """The rows that are wanted, the first ones first, which no other worker has claimed or answered."""
+def _locked_rows(folder: Path, locks: ExitStack) -> Iterator[Path]:
+    """The rows that are wanted, the first ones first, which no other worker has locked or answered."""
     for path in sorted(folder.glob(f"{WANTED}/*.json")):
         key = _key_of(path)
         if (
             not _is_answered(folder, key)
-            and claims.enter_context(claimed(folder, key))
+            and locks.enter_context(piece_lock(folder, key))
             and not _is_answered(folder, key)
         ):
             yield path
@@ -275,7 +274,7 @@ def run_worker(
             return 0
         time.sleep(PAUSE)
     manifest, opened = read_manifest(folder), open_target(target)
-    if (found := opened.mark(target_sha256(opened.folder, SAMPLED))) != manifest.target_sha256:
+    if (found := opened.mark(sampled_sha256(opened.folder))) != manifest.target_sha256:
         raise TargetError(
             f"the run has another target than {target}",
             where=folder / MANIFEST,
@@ -353,4 +352,4 @@ def local_worker(
         yield worker
     finally:
         worker.stop()
-        settle_claims(folder)
+        settle_piece_locks(folder)

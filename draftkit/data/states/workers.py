@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from draftkit.data.states.folder import folder_at
 from draftkit.data.states.write import StatesSettings
 from draftkit.errors import DraftkitError, last_words
 from draftkit.io.atomic import temporary_folder
+from draftkit.io.store import is_address
 from draftkit.targets.devices import device_named
 from draftkit.targets.pretrained import trusts_remote_code
 
@@ -24,10 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 def check_shared(out: Path | str, workers: int) -> None:
-    """Raise `DraftkitError` for more workers than one where one alone may write."""
-    if workers > 1 and (why := folder_at(out).why_not_many()) is not None:
+    """Raise `DraftkitError` for more workers than one on a store."""
+    if workers > 1 and is_address(out):
         raise DraftkitError(
-            f"{workers} workers cannot share {out}: {why}", hint="leave out --workers, or write to a disk"
+            f"{workers} workers cannot share {out}: a store has no locks",
+            hint=f"run {workers} commands, with --shard 0/{workers} to {workers - 1}/{workers}",
         )
 
 
@@ -98,6 +99,7 @@ def command_of(samples: Path, out: Path | str, settings: StatesSettings) -> list
         "--device": settings.device,
         "--dtype": settings.dtype,
         "--media-root": settings.media_root,
+        "--shard": str(settings.part),
     }
     words = ["data", "states", str(samples), str(out), "--target", settings.target, "--json", "--with-parent"]
     words += [str(word) for option in options.items() if option[1] is not None for word in option]

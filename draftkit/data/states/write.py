@@ -27,21 +27,23 @@ from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCos
 from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
+    SCHEMA,
+    WHOLE,
     Manifest,
+    Part,
     begin,
     enter,
     offsets_of,
     read_manifest,
-    schema_of,
     shard_name,
     shard_ranges,
-    target_sha256,
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
 from draftkit.io.store import is_address
+from draftkit.layout.digest import weights_sha256
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.media import Media
@@ -117,18 +119,23 @@ class StatesPlan:
     seconds: float
 
 
-def remaining(manifest: Manifest, lengths: Sequence[int]) -> dict[int, range]:
-    """The shards that are still to be written: number → samples."""
+def remaining(manifest: Manifest, lengths: Sequence[int], part: Part) -> dict[int, range]:
+    """The shards of a part that are still to be written: number → samples."""
     done = {shard.first for shard in manifest.shards}
-    ranges = shard_ranges(lengths, manifest.shard_tokens)
-    return {number: samples for number, samples in enumerate(ranges) if samples.start not in done}
+    ranges = list(enumerate(shard_ranges(lengths, manifest.shard_tokens)))
+    return {number: samples for number, samples in ranges[part.number :: part.of] if samples.start not in done}
 
 
 def plan(
-    folder: StatesFolder, manifest: Manifest, samples: Sequence[Sample], extractor: Extractor, probe_tokens: int
+    folder: StatesFolder,
+    manifest: Manifest,
+    samples: Sequence[Sample],
+    extractor: Extractor,
+    probe_tokens: int,
+    part: Part,
 ) -> StatesPlan:
     """Count what is to do, and time the first samples of it, about `probe_tokens` tokens, after one to warm up."""
-    left = remaining(manifest, [len(sample) for sample in samples])
+    left = remaining(manifest, [len(sample) for sample in samples], part)
     todo = [samples[number] for shard in left.values() for number in shard]
     tokens = sum(map(len, todo))
     probe = _first(todo, probe_tokens)
@@ -201,47 +208,54 @@ def write_states(
     extractor: Extractor,
     on_tokens: Callable[[int], None] = lambda _: None,
     alive: Callable[[], bool] = lambda: True,
+    part: Part = WHOLE,
 ) -> Manifest:
-    """Write the shards that are missing, and tell `on_tokens` how many tokens are done after each.
+    """Write the shards of a part that are missing, and tell `on_tokens` how many tokens are done after each.
 
-    Other processes may do the same: each shard is written by the one that claims it, and what others have claimed is
-    waited for, as it is free again where they end. Finished shards stay whatever happens; it ends early where the
-    process is no longer wanted (`alive`). Raises `DraftkitError` for states that are not finite or that the encoding
-    cannot hold, naming the sample, and when the disk is full.
+    On a disk other processes may do the same: each shard is written by the one that has its lock, and what others have
+    is waited for, as the lock is free again where they end. Finished shards stay whatever happens; it ends early where
+    the process is no longer wanted (`alive`). Raises `DraftkitError` for states that are not finite or that the
+    encoding cannot hold, naming the sample, and when the disk is full.
     """
     folder, lengths = folder_at(place), [len(sample) for sample in samples]
-    manifest = enter(folder, manifest)  # first: it says whose the shards are, should the run be killed
+    manifest = enter(folder, manifest, part)  # first: it says whose the shards are, should the run be killed
     done = _tokens_of(manifest)
     try:
-        while (left := remaining(manifest, lengths)) and alive():
+        while (left := remaining(manifest, lengths, part)) and alive():
             for number, numbers in left.items():
-                manifest = _write_claimed(folder, number, numbers, samples, extractor) or manifest
+                manifest = _write_locked(folder, manifest, number, numbers, samples, extractor, part) or manifest
                 on_tokens(_tokens_of(manifest) - done)
                 done = _tokens_of(manifest)
             manifest = read_manifest(folder)
-            if left.keys() == remaining(manifest, lengths).keys():
+            if left.keys() == remaining(manifest, lengths, part).keys():
                 time.sleep(WAIT)
         return manifest
     finally:
-        folder.settle_claims()
+        folder.settle_locks()
 
 
 def _tokens_of(manifest: Manifest) -> int:
     return sum(shard.tokens for shard in manifest.shards)
 
 
-def _write_claimed(
-    folder: StatesFolder, number: int, numbers: range, samples: Sequence[Sample], extractor: Extractor
+def _write_locked(
+    folder: StatesFolder,
+    manifest: Manifest,
+    number: int,
+    numbers: range,
+    samples: Sequence[Sample],
+    extractor: Extractor,
+    part: Part,
 ) -> Manifest | None:
     """Write a shard, unless it is there by now; None where another process is at it."""
-    with folder.claimed(shard_name(number)) as mine:
+    with folder.lock(shard_name(number)) as mine:
         if not mine:
             return None
         manifest = read_manifest(folder)
         if any(shard.first == numbers.start for shard in manifest.shards):
             return manifest
         tensors = shard_tensors([samples[i] for i in numbers], extractor, manifest)
-        return write_shard(folder, number, numbers.start, tensors)
+        return write_shard(folder, number, numbers.start, tensors, manifest, part)
 
 
 def shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
@@ -280,6 +294,7 @@ class StatesSettings:
       in this process, on `device`.
     - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
     - `media_root`: the folder of the samples' images; None: where they were when the samples were prepared.
+    - `part`: of the shards, which this process writes.
 
     Raises `SettingError` for values outside their range.
     """
@@ -294,8 +309,10 @@ class StatesSettings:
     device: str | None = None
     dtype: str | None = None
     media_root: str | None = None
+    part: Part = WHOLE
 
     def __post_init__(self) -> None:
+        require_setting(0 <= self.part.number < self.part.of, "shard", str(self.part), "I/N, with I from 0 to N - 1")
         require_setting(self.encoding in get_args(Encoding), "encoding", self.encoding, ", ".join(get_args(Encoding)))
         require_count("shard_tokens", self.shard_tokens)
         require_count("tensor_parallel", self.tensor_parallel)
@@ -322,6 +339,7 @@ class StateJob:
     extractor: Extractor
     row_tokens: int
     scratch_bytes: int
+    part: Part
 
     def costs(self) -> StatesCosts:
         """What the states of all samples take from each source of states, for a run that reads each sample once.
@@ -346,16 +364,16 @@ class StateJob:
     ) -> Manifest:
         """Write, telling `on_tokens` how many tokens each new shard has. Raises `DraftkitError` as `write_states`."""
         check_room(self.plan, self.folder, self.scratch_bytes)
-        return write_states(self.folder, self.manifest, self.samples, self.extractor, on_tokens, alive)
+        return write_states(self.folder, self.manifest, self.samples, self.extractor, on_tokens, alive, self.part)
 
 
 @contextmanager
 def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> Iterator[StateJob]:
     """The job of storing in `out` the states of the samples in `data`, with the target ready; a killed one goes on.
 
-    Other processes may have the same job, on this machine or others, and share the work. Raises `DraftkitError` for
-    samples that the target cannot read, for a folder that was begun with other settings, and while a process writes
-    something else to it.
+    On a disk other processes may have the same job, on this machine or others, and share the work. Raises
+    `DraftkitError` for samples that the target cannot read, for a folder that was begun with other settings, and while
+    a process writes something else to it.
     """
     folder = folder_at(out)
     with folder.shared():
@@ -371,15 +389,15 @@ def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> It
         check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
         check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
-        manifest = begin(folder, _manifest(settings, target, data, samples, schema_of(folder)))
+        folder.settle_leftovers()
+        manifest = begin(folder, _manifest(settings, target, data, samples))
         with _extractor(settings, target, manifest, samples, media, out) as extractor:
-            cost = plan(folder, manifest, samples, extractor, row_tokens)
-            yield StateJob(folder, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
+            cost = plan(folder, manifest, samples, extractor, row_tokens, settings.part)
+            scratch = _scratch_bytes(settings, manifest)
+            yield StateJob(folder, cost, manifest, samples, extractor, row_tokens, scratch, settings.part)
 
 
-def _manifest(
-    settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample], schema: int
-) -> Manifest:
+def _manifest(settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample]) -> Manifest:
     """The manifest of the folder, without its shards."""
     facts, located = target.facts, target.located
     layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
@@ -390,10 +408,10 @@ def _manifest(
             hint="say which with --layers, as 1,3,5",
         )
     return Manifest(
-        schema=schema,
+        schema=SCHEMA,
         target=public_name(located.name),
         target_revision=located.revision,
-        target_sha256=target.mark(target_sha256(target.folder, schema)),
+        target_sha256=target.mark(weights_sha256(target.folder)),
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,

@@ -100,7 +100,7 @@ class OwnEngine(BaseEngine):
         """Add the plan of memory, and the near-ties where the output is to be that of plain decoding, token by token.
         Raises `DraftkitError` where it is another."""
         ties = None
-        in_full = self.model.dtype == torch.float32 and cell.temperature == 0 and cell.verification != "synthetic"
+        in_full = self.model.dtype == torch.float32 and cell.temperature == 0
         if plain is not None and in_full:
             ties = tuple(near_ties(self.model, run.generations, plain.generations, cell.draft))
         return replace(cell, near_ties=ties, memory=self.plans[cell.draft])

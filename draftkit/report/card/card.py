@@ -391,8 +391,6 @@ def _untimed(cell: Cell) -> Cell:
 
 
 def _belongs(cell: Cell, folder: Path, sha256: str) -> bool:
-    if cell.verification == "synthetic":
-        return False
     return _is_named(cell, folder) if cell.draft_sha256 is None else cell.draft_sha256 == sha256
 
 

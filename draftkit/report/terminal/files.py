@@ -114,7 +114,7 @@ def _is_validated(state: Mapping[str, object]) -> bool:
 
 def _states(path: Path) -> Written | None:
     """Stored hidden states, which have a manifest."""
-    manifest = read_object(path / "manifest.json")
+    manifest = read_object(min(path.glob("manifest*.json"), default=path / "manifest.json"))
     if not {"num_documents", "encoding", "shards"} <= manifest.keys():
         return None
     title = "hidden states of {target} for {num_documents:,} samples, stored as {encoding}".format(**manifest)
