@@ -35,7 +35,7 @@ from draftkit.cli.options import (
     TargetNameOption,
     TemperaturesOption,
     TokensOption,
-    TreeOption,
+    TreesOption,
     TrustOption,
     VllmPythonOption,
     prompts_of,
@@ -81,6 +81,7 @@ def asked_of(
     drafts: Sequence[str] | None,
     *,
     k: str = "4",
+    trees: Sequence[str] = (),
     concurrency: str = "1",
     temperature: str = "0",
     context: str | None = None,
@@ -107,11 +108,11 @@ def asked_of(
     from draftkit.io.settings import assignments, read_settings, settings_of, with_values
     from draftkit.results.settings import Settings
 
-    ks = parse_integers("num_speculative_tokens", k) if flags.get("tree") is None else ()
+    ks = () if trees else parse_integers("num_speculative_tokens", k)
     batches = parse_integers("concurrency", concurrency)
     temperatures = parse_floats("temperature", temperature)
     flags |= {"concurrency": batches[0], "temperature": temperatures[0]}
-    flags |= {"num_speculative_tokens": ks[-1]} if ks else {}
+    flags |= {"num_speculative_tokens": ks[-1]} if ks else {"tree": trees[0]}
     flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
     given = {name: value for name, value in flags.items() if value is not None}
     texts = assignments(settings or ())
@@ -129,7 +130,7 @@ def asked_of(
     if engine in by_engine:
         with_values(by_engine[engine], given)
     sweep = with_values(Settings, given).sweep(
-        k=ks, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
+        k=ks, tree=trees, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
     )
     if (target is None or not drafts) and (engine is None or engine_class(engine).sees_weights):
         missing = "--target" if target is None else "--draft"
@@ -177,14 +178,6 @@ PredictOption = Annotated[
         help="Predict acceptance at other temperatures and K, along text drawn there.",
     ),
 ]
-TreeNodesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tree-nodes",
-        rich_help_panel=SPEED,
-        help="With --advise: what trees of so many nodes would bring, as 8,16,32,60, without running them.",
-    ),
-]
 ResultOption = Annotated[
     Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
 ]
@@ -212,7 +205,7 @@ def evaluate(
     target_adapter: AdaptersOption = None,
     draft: DraftsOption = None,
     k: TokensOption = "4",
-    tree: TreeOption = None,
+    tree: TreesOption = None,
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
     dataset: DatasetOption = None,
@@ -232,7 +225,6 @@ def evaluate(
     server_baseline: ServerBaselineOption = None,
     advise: AdviseOption = False,
     predict: PredictOption = False,
-    tree_nodes: TreeNodesOption = None,
     out: ResultOption = None,
     resume: ResumeOption = False,
     records: RecordsOption = None,
@@ -247,10 +239,8 @@ def evaluate(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
     source = asked_for.get_parameter_source("k")
-    if tree is not None and source is not None and source.name != "DEFAULT":
+    if tree and source is not None and source.name != "DEFAULT":
         raise typer.BadParameter("--k beside --tree: a tree's depth is its K; leave out one of them.")
-    if tree_nodes is not None and not advise:
-        raise typer.BadParameter("--tree-nodes needs --advise, which times rounds.")
     if resume and out is None:
         raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     quiet_transformers()
@@ -258,7 +248,7 @@ def evaluate(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
         settings=settings, prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
-        slices=_parts(slices), tree=tree, compile=compile or None,
+        slices=_parts(slices), trees=tree or (), compile=compile or None,
     )  # fmt: skip
     from draftkit.results.saved import ResultFile
 
@@ -277,7 +267,7 @@ def evaluate(
     with prompt_progress() as on_progress:
         result = measure(
             asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, predict=predict,
-            tree_nodes=_nodes(tree_nodes), saved=saved, records=records,
+            saved=saved, records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
     for engine_asked in engines if not (as_json or as_csv) else ():
@@ -300,12 +290,6 @@ def kept_cells(saved: ResultFile | None, sweep: Sweep, drafts: int) -> str:
     if saved is None:
         return "nothing was kept: --out FILE keeps each cell as it ends, and --resume goes on"
     return f"{len(saved.cells)} of {len(sweep.settings) * drafts} cells kept in {saved.path}; --resume goes on"
-
-
-def _nodes(text: str | None) -> tuple[int, ...]:
-    from draftkit.evaluate.options import parse_integers
-
-    return () if text is None else parse_integers("tree_nodes", text)
 
 
 def _parts(slices: str | None) -> tuple[str, ...] | None:

@@ -111,10 +111,6 @@ class BaseEngine(ABC):
         """The cells with predictions for other settings, and findings about these."""
         return list(cells), []
 
-    def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
-        """The cells with what trees of so many nodes would bring, and what is told of trees alone."""
-        return list(cells)
-
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """The speed models that follow from the engine's round times."""
         return []

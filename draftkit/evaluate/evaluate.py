@@ -37,7 +37,7 @@ from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
-from draftkit.runtime.tree_kinds import MOST_NODES, dynamic_tree
+from draftkit.runtime.tree_kinds import dynamic_tree
 
 if TYPE_CHECKING:
     from draftkit.loading import OpenedTarget
@@ -54,7 +54,6 @@ def evaluate_draft(
     engines: Sequence[BaseEngine] = (),
     advise: bool = False,
     predict: bool = False,
-    tree_nodes: Sequence[int] = (),
     saved: ResultFile | None = None,
     records: Path | None = None,
     weigh: bool = False,
@@ -72,9 +71,9 @@ def evaluate_draft(
     that is named by its unified folder is held against the release that the server says it is.
 
     `advise` times rounds and says which K would be fastest at which batch size, by category too; `predict` tells
-    acceptance at other temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved`
-    holds are not measured again, and each that is measured is written there at once, with the digest of the target's
-    weights, which `weigh` takes without it. `records`: a file to which the raw record of every round is appended.
+    acceptance at other temperatures and K. Cells that `saved` holds are not measured again, and each that is measured
+    is written there at once, with the digest of the target's weights, which `weigh` takes without it. `records`: a file
+    to which the raw record of every round is appended.
 
     Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
     what `eval --json` prints. Raises `DraftkitError`.
@@ -82,7 +81,8 @@ def evaluate_draft(
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
-    _check_forecasts(sweep, tree_nodes, others=advise or predict)
+    if sweep.trees and (advise or predict):
+        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
@@ -91,7 +91,6 @@ def evaluate_draft(
         resumes = saved is not None or weigh
         job = Job(
             target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise,
-            trees=bool(tree_nodes) or sweep.first.tree is not None,
         )  # fmt: skip
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
@@ -101,7 +100,7 @@ def evaluate_draft(
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
 
         running = able(prepared, lambda engine: engine.check(job), skipped)
-        wanted = {"--advise": advise, "--predict": predict, "--tree-nodes": tree_nodes, "--records": records}
+        wanted = {"--advise": advise, "--predict": predict, "--records": records}
         _require_rounds(running, [name for name, value in wanted.items() if value])
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
@@ -134,7 +133,6 @@ def evaluate_draft(
             if predict:
                 cells, missed = engine.with_predictions(cells)
                 warned += missed
-            cells = engine.with_trees(cells, tuple(dict.fromkeys(tree_nodes)))
             if advise:
                 models += with_context_advice(engine.speed_models(cells))
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
@@ -143,15 +141,6 @@ def evaluate_draft(
         if saved is not None:
             saved.write(result.to_dict())
         return result
-
-
-def _check_forecasts(sweep: Sweep, tree_nodes: Sequence[int], *, others: bool) -> None:
-    """Raise `SettingError` where forecasts, of trees or `others`, are wanted that cannot be made."""
-    if sweep.first.tree is not None and (others or tree_nodes):
-        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
-    for nodes in tree_nodes:
-        if not 1 <= nodes <= MOST_NODES:
-            raise SettingError(f"a tree of {nodes} nodes", "tree_nodes", expected=f"1 to {MOST_NODES}")
 
 
 def _default_engines(job: Job) -> Sequence[BaseEngine]:
@@ -335,7 +324,8 @@ class _Measurement:
 
     def _cell(self, heading: Heading, settings: Settings, plain: Hold | None, whole: WholeRun) -> tuple[Cell, Run]:
         asked = self.job.conversations(settings)
-        whole.begin(f"{heading.draft}, K={settings.num_speculative_tokens}{self.label}", settings, asked.size)
+        drafted = heading.tree_name or f"K={heading.num_speculative_tokens}"
+        whole.begin(f"{heading.draft}, {drafted}{self.label}", settings, asked.size)
         passes, error, without = 0, math.inf, None
         with self._lane(heading.draft, asked, whole) as hold:
             if plain is not None and (repeats := self._repeats(settings)):

@@ -37,8 +37,8 @@ class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
-    of its tokens. `advises`: whether it is told which K is best, by slice too. `trees`: whether trees are drafted, or
-    told of. `takes`: what else than text its engines are sent. Raises `DraftkitError` where a part cannot be opened.
+    of its tokens. `advises`: whether it is told which K is best, by slice too. `takes`: what else than text its engines
+    are sent. Raises `DraftkitError` where a part cannot be opened.
     """
 
     target: str | OpenedTarget | None
@@ -48,7 +48,6 @@ class Job:
     resumes: bool = False
     records: bool = False
     advises: bool = False
-    trees: bool = False
     takes: frozenset[Modality] = frozenset()
     _digests: dict[str, str | None] = field(default_factory=dict)
 
@@ -155,8 +154,8 @@ class Job:
 
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
-    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "acceptance_rates",
-    "strict", "media_root",
+    "num_speculative_tokens", "tree", "concurrency", "context", "slices", "prompts", "device", "dtype",
+    "acceptance_rates", "strict", "media_root",
 )  # fmt: skip
 
 

@@ -181,52 +181,6 @@ class MeasuredTree:
         return None if tree is None else cls(tree.kind, tree.name, tree.nodes, tree.depth, tree.note)
 
 
-@dataclass(frozen=True)
-class TreeSpeed:
-    """How many times as fast a tree would be as plain decoding, and as the chain that was measured, at a batch.
-
-    `round_ms`: what a round takes, of which the target's verification takes `verification_ms`; older files lack both.
-    """
-
-    concurrency: int
-    over_plain: float
-    over_chain: float
-    round_ms: float | None = field(default=None, metadata=OPTIONAL)
-    verification_ms: float | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True)
-class StaticTree:
-    """The best static tree of so many nodes for the ranks that the target's tokens had among the draft's.
-
-    `choices`: its nodes as Medusa's lists have them, which `--tree choices:FILE` reads. `acceptance_length`: walked
-    along the target's own text; `expected_length`: what the rates of the ranks give it, as if they were independent.
-    `sglang`: the nearest that SGLang drafts, where it drafts trees with such a draft, with its length, and what that
-    would be if its draft read the keys of a node's ancestors, not those of its lane.
-    """
-
-    choices: tuple[tuple[int, ...], ...]
-    acceptance_length: float
-    expected_length: float
-    sglang: MeasuredTree | None = field(default=None, metadata=OPTIONAL)
-    sglang_length: float | None = field(default=None, metadata=OPTIONAL)
-    sglang_length_with_own_keys: float | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True)
-class ForecastTree:
-    """What a tree would bring: its acceptance length, told without running it, and by the times of its rounds its
-    speeds. `pays_up_to`: the largest batch up to which it is faster than the chain and plain decoding; None for none.
-    `static`: the best static tree of as many nodes; older files lack it.
-    """
-
-    tree: MeasuredTree
-    acceptance_length: float
-    speeds: tuple[TreeSpeed, ...]
-    pays_up_to: int | None = None
-    static: StaticTree | None = field(default=None, metadata=OPTIONAL)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Heading:
     """The head of a cell: what was measured, and how it was asked for."""
@@ -357,8 +311,6 @@ class Cell(Heading, Shown):
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
     from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
     `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
-    `length_with_own_keys`: of a tree as SGLang drafts it, whose draft reads the keys of lanes, the acceptance length if
-    it read those of a node's ancestors.
     `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts. `draft_bytes`:
     those of the draft's weights, where that is compared too.
     """
@@ -403,8 +355,6 @@ class Cell(Heading, Shown):
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
-    trees: tuple[ForecastTree, ...] | None = field(default=None, metadata=OPTIONAL)
-    length_with_own_keys: float | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)

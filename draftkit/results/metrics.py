@@ -64,6 +64,11 @@ def _shares(rates: Sequence[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates) or "–"
 
 
+def _parts(tree: str) -> str:
+    """The name of a tree, which wraps between its numbers."""
+    return tree.replace(",", ", ")
+
+
 def _equality(cell: Cell) -> str:
     """Whether the output is plain decoding's; – where that was not run."""
     if cell.num_matching_prompts is None:
@@ -137,6 +142,10 @@ METRICS = (
     Metric("dataset", "dataset", "dataset", "", ("card", "csv"), left=True),
     Metric("num_speculative_tokens", "drafts_a_round", "K", "", ("table", "details", "card", "page", "notebook")),
     Metric("num_speculative_tokens", "num_speculative_tokens", "K", "", ("csv",)),
+    Metric(
+        "tree", "tree_name", "tree", _parts, ("table", "details", "page", "notebook"),
+        sparing=("table", "details", "page", "notebook"), left=True,
+    ),
     Metric("tree", "tree_name", "tree", "", ("csv",)),
     Metric(
         "temperature", "temperature", "T", "g",

@@ -64,7 +64,7 @@ SURFACE = {
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
         "--predict",
-        "--tree-nodes", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
+        "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
         "--for", "--json", "--csv",
     ],
     "gate": [

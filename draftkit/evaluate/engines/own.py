@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.engines import sglang
 from draftkit.engines.records import Answer
 from draftkit.errors import SettingError, TargetError, command
 from draftkit.evaluate.cell import labels_of
@@ -22,7 +21,6 @@ from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.tree_forecast import cost_of_lanes, forecast_trees
 from draftkit.finding import Finding
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter
@@ -33,7 +31,6 @@ from draftkit.runtime.compiled.programs import check_compiler
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens, check_drafts_trees
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
-from draftkit.runtime.tree_kinds import Beam
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
@@ -77,7 +74,7 @@ class OwnEngine(BaseEngine):
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }
         tune_for_cpu(self.model)
-        if job.trees:
+        if any(settings.tree is not None for settings in sweep.settings):
             for source, loaded in self.drafts.items():
                 check_drafts_trees(loaded.target, loaded.needed, source)
 
@@ -145,36 +142,6 @@ class OwnEngine(BaseEngine):
             at = self.job.conversations(asked.at(temperature=temperature))
             predicted += forecast(loaded.target, loaded.needed, at)
         return tuple(predicted)
-
-    def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
-        """The cells, each draft's of the most draft tokens at the smallest batch with what trees would bring; and of
-        trees whose draft reads the keys of lanes the length that it would have with those of ancestors."""
-        found = [self._with_own_keys(cell) for cell in cells]
-        for source, loaded in self.drafts.items() if nodes else ():
-            mine = [(at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source]
-            at, cell = max(mine, key=lambda place: (-place[1].concurrency, place[1].num_speculative_tokens))
-            batches = batches_up_to(max(c.concurrency for _, c in mine))
-            asked = self.job.conversations(self._settings(cell))
-            there = sglang.drafts_trees(self.job.drafts[source].spec)
-            trees = forecast_trees(loaded.target, loaded.needed, asked, cell, nodes, batches, in_sglang=there)
-            found[at] = replace(cell, trees=tuple(trees))
-        return found
-
-    def _with_own_keys(self, cell: Cell) -> Cell:
-        tree, loaded = self.job.sweep.first.drafted_tree, self.drafts.get(cell.draft)
-        lanes = tree is not None and isinstance(tree.shape, Beam) and tree.shape.lanes
-        if not lanes or loaded is None or cell.engine != self.name or cell.length_with_own_keys is not None:
-            return cell
-        assert tree is not None
-        asked = self.job.conversations(self._settings(cell))
-        return replace(cell, length_with_own_keys=cost_of_lanes(loaded.target, loaded.needed, asked, tree))
-
-    def _settings(self, cell: Cell) -> Settings:
-        """Those of a cell of the sweep."""
-        return self.job.sweep.first.at(
-            num_speculative_tokens=cell.num_speculative_tokens, temperature=cell.temperature,
-            concurrency=cell.concurrency, context=cell.context or 0,
-        )  # fmt: skip
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """Tell of each draft in each context what its round times say about every K and batch size."""

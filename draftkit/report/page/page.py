@@ -19,7 +19,6 @@ from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import TEMPLATES, svg
-from draftkit.report.trees import notation, pays_up_to, tree_advice
 from draftkit.results.cell import Cell, Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
@@ -49,9 +48,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         marks=with_marks,
         line_ends=with_line_ends,
         lost=lost,
-        tree_advice=tree_advice,
-        pays_up_to=pays_up_to,
-        notation=notation,
     )
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
@@ -79,12 +75,10 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
         predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
         predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
-        trees=(trees := [(one, cell) for one in series for cell in one.cells if cell.trees]),
         settings=_settings(series),
         sections=_sections(
             figures,
             k=bool(modelled),
-            trees=bool(trees),
             memory=bool(costs),
             tokens=bool(samples),
             comparison=bool(compared),

@@ -20,7 +20,6 @@ from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table, severity
-from draftkit.report.terminal.trees import show_trees
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import ContextAdvice, Result, SlicedAdvice, SpeedModel
@@ -75,7 +74,8 @@ def show_evaluation(
         console.print(contexts_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
-    show_trees(console, result, details=details)
+    for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
+        console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
     for cell in result.cells:
         if cell.predicted:
             console.print(prediction_table(cell))
