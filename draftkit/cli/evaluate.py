@@ -170,14 +170,6 @@ AdviseOption = Annotated[
         help="Time rounds too, and say which K would be fastest at which batch size.",
     ),
 ]
-PredictOption = Annotated[
-    bool,
-    typer.Option(
-        "--predict",
-        rich_help_panel=SPEED,
-        help="Predict acceptance at other temperatures and K, along text drawn there.",
-    ),
-]
 ResultOption = Annotated[
     Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
 ]
@@ -224,7 +216,6 @@ def evaluate(
     server: ServerOption = None,
     server_baseline: ServerBaselineOption = None,
     advise: AdviseOption = False,
-    predict: PredictOption = False,
     out: ResultOption = None,
     resume: ResumeOption = False,
     records: RecordsOption = None,
@@ -266,8 +257,8 @@ def evaluate(
         measure = partial(evaluate_adapters, adapters=target_adapter)
     with prompt_progress() as on_progress:
         result = measure(
-            asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, predict=predict,
-            saved=saved, records=records,
+            asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, saved=saved,
+            records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
     for engine_asked in engines if not (as_json or as_csv) else ():

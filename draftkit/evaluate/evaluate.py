@@ -53,7 +53,6 @@ def evaluate_draft(
     *,
     engines: Sequence[BaseEngine] = (),
     advise: bool = False,
-    predict: bool = False,
     saved: ResultFile | None = None,
     records: Path | None = None,
     weigh: bool = False,
@@ -70,10 +69,9 @@ def evaluate_draft(
     own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is. One
     that is named by its unified folder is held against the release that the server says it is.
 
-    `advise` times rounds and says which K would be fastest at which batch size, by category too; `predict` tells
-    acceptance at other temperatures and K. Cells that `saved` holds are not measured again, and each that is measured
-    is written there at once, with the digest of the target's weights, which `weigh` takes without it. `records`: a file
-    to which the raw record of every round is appended.
+    `advise` times rounds and says which K would be fastest at which batch size, by category too. Cells that `saved`
+    holds are not measured again, and each that is measured is written there at once, with the digest of the target's
+    weights, which `weigh` takes without it. `records`: a file to which the raw record of every round is appended.
 
     Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
     what `eval --json` prints. Raises `DraftkitError`.
@@ -81,8 +79,8 @@ def evaluate_draft(
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
-    if sweep.trees and (advise or predict):
-        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
+    if sweep.trees and advise:
+        raise SettingError("advice is given from a chain's run", "tree", hint="leave out --tree, or --advise")
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
@@ -100,7 +98,7 @@ def evaluate_draft(
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
 
         running = able(prepared, lambda engine: engine.check(job), skipped)
-        wanted = {"--advise": advise, "--predict": predict, "--records": records}
+        wanted = {"--advise": advise, "--records": records}
         _require_rounds(running, [name for name, value in wanted.items() if value])
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
@@ -130,9 +128,6 @@ def evaluate_draft(
         warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []
         for engine in running:
-            if predict:
-                cells, missed = engine.with_predictions(cells)
-                warned += missed
             if advise:
                 models += with_context_advice(engine.speed_models(cells))
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))

@@ -152,20 +152,6 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """The acceptance length that the probabilities of a run predict for another setting.
-
-    `extrapolated`: beyond the draft tokens that the run drafted.
-    """
-
-    temperature: float
-    draft_sampling: str
-    num_speculative_tokens: int
-    acceptance_length: float
-    extrapolated: bool = False
-
-
-@dataclass(frozen=True)
 class MeasuredTree:
     """The tree that was drafted each round: `name` as `--tree` takes it, `nodes` without the root, `note` the same in
     the counting of the program that the kind comes from."""
@@ -354,7 +340,6 @@ class Cell(Heading, Shown):
     samples: tuple[Transcript, ...] | None = field(default=None, metadata=OWN)
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
-    predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
@@ -369,12 +354,6 @@ class Cell(Heading, Shown):
             quantiles = getattr(self, name)
             if quantiles is not None and len(quantiles) != QUANTILES:
                 raise ValueError(f"{name} has {len(quantiles)} numbers, and is the 0th to the 100th percentile")
-
-    def measures(self, predicted: Predicted, of: Cell) -> bool:
-        """Whether it is the setting that was predicted from the cell `of`."""
-        asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
-        same = (self.draft, self.target, self.engine, self.context) == (of.draft, of.target, of.engine, of.context)
-        return same and (self.temperature, self.draft_sampling, self.num_speculative_tokens) == asked
 
     @property
     def accepted_at(self) -> tuple[float, ...]:

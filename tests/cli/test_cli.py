@@ -63,7 +63,6 @@ SURFACE = {
         "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
-        "--predict",
         "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
         "--for", "--json", "--csv",
     ],

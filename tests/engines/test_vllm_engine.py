@@ -240,7 +240,7 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
     (said,) = (w["message"] for w in json.loads(done.out)["warnings"] if w["name"] == "vllm-only")
     assert said.startswith("draftkit's own engine does not run this pair: FalconForCausalLM does not attend")
     assert draftkit(*measure, "--engine", "draftkit").code == 1
-    for option in ("--advise", "--predict", ("--records", tmp_path / "records")):
+    for option in ("--advise", ("--records", tmp_path / "records")):
         refused = draftkit(*measure, *([option] if isinstance(option, str) else option))
         assert refused.code == 1
         assert "next: leave out" in refused.err

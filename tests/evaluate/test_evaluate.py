@@ -32,7 +32,6 @@ from draftkit.data.rows import read_rows
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engines.own import OwnEngine
-from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
 from draftkit.evaluate.near_ties import near_ties, own_attention
 from draftkit.evaluate.options import parse_floats, parse_integers
@@ -372,46 +371,6 @@ def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> No
     only_first = recorded(asked=replace(settings, turns="first"))
     assert "first-turn-only" in {w.name for w in only_first.warnings}
     assert "first-turn-only" not in {w.name for w in result.warnings}
-
-
-@pytest.mark.long
-def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, engines=[WithoutPlain()], predict=True)
-    (cell,) = result.cells
-    assert cell.acceptance_length.mean == pytest.approx(5)
-    drawn = [p for p in cell.predicted if p.draft_sampling == "probabilistic"]
-    assert {p.temperature for p in drawn} == set(TEMPERATURES)
-    for p in drawn:
-        assert p.acceptance_length == pytest.approx(p.num_speculative_tokens + 1, rel=1e-3)
-    chosen = [p for p in cell.predicted if p.draft_sampling == "greedy" and p.num_speculative_tokens == 4]
-    lengths = [p.acceptance_length for p in sorted(chosen, key=lambda p: p.temperature)]
-    assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
-
-
-@pytest.mark.slow
-def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
-    """One prediction for each temperature and K, and what is measured beside it is found."""
-    sweep = replace(QUICK, limit=2, max_new_tokens=12).sweep(k=(2,), temperature=(0.0, 1.0))
-    result = draftkit.evaluate_draft("zoo:target", "ngram", sweep, engines=[WithoutPlain()], predict=True)
-    assert [cell.draft_sampling for cell in result.cells] == ["greedy", "greedy"]
-    (cell,) = [cell for cell in result.cells if cell.predicted is not None]
-    assert len({(p.temperature, p.num_speculative_tokens) for p in cell.predicted}) == len(cell.predicted) > 0
-
-
-@pytest.mark.long
-def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_measured_there() -> None:
-    """From greedy text, 2.76 was predicted where 1.90 is measured."""
-    settings = Settings(concurrency=24, limit=24, max_new_tokens=48, repeats=0)
-    sweep = settings.sweep(k=(2, 4), temperature=(0.0, 1.0))
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle3"], sweep, engines=[WithoutPlain()], predict=True)
-    assert "prediction-missed" not in {w.name for w in result.warnings}
-    (source,) = [cell for cell in result.cells if cell.predicted]
-    assert (source.temperature, source.num_speculative_tokens) == (0, 4)
-    pairs = [(p, cell) for p in source.predicted for cell in result.cells if cell.measures(p, source)]
-    assert [(cell.temperature, cell.num_speculative_tokens) for _, cell in pairs] == [(1, 2), (1, 4)]
-    for predicted, cell in pairs:
-        assert predicted.acceptance_length == pytest.approx(cell.acceptance_length.mean, rel=0.1)
-    assert {p.num_speculative_tokens > 4 for p in source.predicted if p.extrapolated} == {True}
 
 
 @pytest.mark.long

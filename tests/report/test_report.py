@@ -34,11 +34,11 @@ from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
 from draftkit.report.page import figures as figures_module
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, SERIES_COLORS, Chart, linear, logarithmic
 from draftkit.report.page.figures import all_figures, measured_speedups, short
-from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table, show_round
+from draftkit.report.page.page import labelled, page, provenance_table, show_round
 from draftkit.report.page.series import Series, join
 from draftkit.report.page.svg import Frame, svg, svg_file
 from draftkit.report.terminal.tables import PROVENANCE, cells_csv, columns
-from draftkit.results.cell import Cell, Interval, Predicted, PromptRecord, TranscriptRound
+from draftkit.results.cell import Cell, Interval, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Result, read_result, result_from, result_json
 
@@ -501,18 +501,6 @@ def test_provenance_of_several_files_stands_in_columns() -> None:
         ("dataset.name", ["zoo", "–"]),
         ("threads", ["–", "1"]),
     ]
-
-
-def test_predictions_stand_in_a_grid(full: Result) -> None:
-    """With what was measured beside, and a mark where K was not drafted."""
-    lengths = [f"{predicted.acceptance_length:.2f}" for predicted in full.cells[3].predicted or ()]
-    assert prediction_rows(full.cells[3], full.cells) == [
-        (0.6, "greedy", {4: lengths[0]}),
-        (1.0, "probabilistic", {4: lengths[1]}),
-    ]
-    far = replace(full.cells[3], predicted=(Predicted(1.0, "probabilistic", 12, 4.0, extrapolated=True),))
-    drawn = replace(far, temperature=1.0, draft_sampling="probabilistic", num_speculative_tokens=12)
-    assert prediction_rows(far, [far, drawn]) == [(1.0, "probabilistic", {12: "4.00* (3.13 [3.01, 3.24])"})]
 
 
 def test_there_are_as_many_colors_as_series() -> None:

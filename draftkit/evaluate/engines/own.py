@@ -14,17 +14,15 @@ from draftkit.engines.records import Answer
 from draftkit.errors import SettingError, TargetError, command
 from draftkit.evaluate.cell import labels_of
 from draftkit.evaluate.engine import BaseEngine
-from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
-from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
-from draftkit.finding import Finding
+from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter
-from draftkit.results.cell import Cell, Predicted
+from draftkit.results.cell import Cell
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.runtime.compiled.programs import check_compiler
@@ -111,38 +109,6 @@ class OwnEngine(BaseEngine):
         answers = tuple(Answer(generated(target, request), None, None) for request in requests)
         return ReferenceAnswers("transformers' generate", answers, **vars(rounding))
 
-    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
-        """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
-        left out of it, because it misses what was measured by more than its interval."""
-        found, missed = list(cells), []
-        for source in self.drafts:
-            at, cell = max(
-                ((at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source),
-                key=lambda place: (-place[1].temperature, place[1].num_speculative_tokens),
-            )
-            predicted = self._predicted(cell)
-            wrong = {
-                (p.temperature, p.draft_sampling): (p, measured)
-                for p in predicted
-                for measured in cells
-                if measured.measures(p, cell) and _misses(p, measured)
-            }
-            kept = tuple(p for p in predicted if (p.temperature, p.draft_sampling) not in wrong)
-            found[at] = replace(cell, predicted=kept)
-            missed += [_missed_prediction(*pair) for pair in wrong.values()]
-        return found, missed
-
-    def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
-        sweep, loaded = self.job.sweep, self.drafts[cell.draft]
-        asked = sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens)
-        predicted: list[Predicted] = []
-        temperatures = sorted({*TEMPERATURES, *sweep.temperature} - {0.0})
-        for done, temperature in enumerate(temperatures):
-            self.on_progress(f"{cell.draft}, other temperatures", done, len(temperatures), _length(cell))
-            at = self.job.conversations(asked.at(temperature=temperature))
-            predicted += forecast(loaded.target, loaded.needed, at)
-        return tuple(predicted)
-
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """Tell of each draft in each context what its round times say about every K and batch size."""
         own = [cell for cell in cells if cell.engine == self.name]
@@ -210,25 +176,6 @@ def _check_contexts(job: Job) -> None:
     for context in filter(None, job.sweep.context):
         positions = Positions.of(job.opened_target.config)
         positions.check(f"of --context {context}", context, job.sweep.first.max_new_tokens)
-
-
-def _misses(predicted: Predicted, measured: Cell) -> bool:
-    """Whether a prediction is farther from what was measured than its interval, and than rounding of figures."""
-    length = measured.acceptance_length
-    if length is None or length.bounds is None:
-        return False
-    low, high = length.bounds
-    return not low * (1 - MISSED) <= predicted.acceptance_length <= high * (1 + MISSED)
-
-
-def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
-    assert measured.acceptance_length is not None
-    return Finding(
-        "prediction-missed",
-        "warning",
-        f"{measured.name}, T={measured.temperature:g}: {predicted.acceptance_length:.2f} was predicted and "
-        f"{measured.acceptance_length.mean:.2f} measured: no predictions are given there; measure other K themselves",
-    )
 
 
 def _length(cell: Cell) -> float:

@@ -14,12 +14,12 @@ from markupsafe import Markup
 
 from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
-from draftkit.report.format import by_slice, lost, measured_of, prediction, size
+from draftkit.report.format import by_slice, lost, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import TEMPLATES, svg
-from draftkit.results.cell import Cell, Transcript, TranscriptRound
+from draftkit.results.cell import Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
 from draftkit.results.record import Result, SlicedAdvice
@@ -73,8 +73,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         samples=samples,
         modelled=modelled,
         sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
-        predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
-        predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
         settings=_settings(series),
         sections=_sections(
             figures,
@@ -142,17 +140,6 @@ def _settings(series: Sequence[Series]) -> str:
     if len(set(settings)) == 1:
         return f"Measured at {settings[0]}."
     return "Measured at " + "; ".join(f"{at} ({one.name})" for at, one in zip(settings, series, strict=True)) + "."
-
-
-def prediction_rows(cell: Cell, cells: Sequence[Cell]) -> list[tuple[float, str, dict[int, str]]]:
-    """The predicted acceptance lengths by K, with what was measured, for each temperature and way of drafting."""
-    rows: dict[tuple[float, str], dict[int, str]] = {}
-    for one in cell.predicted or ():
-        lengths = rows.setdefault((one.temperature, one.draft_sampling), {})
-        other = measured_of(one, cell, cells)
-        beside = "" if other is None else f" ({length(other.acceptance_length)})"
-        lengths[one.num_speculative_tokens] = prediction(one) + beside
-    return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
 
 
 def _title(results: Sequence[Result]) -> str:

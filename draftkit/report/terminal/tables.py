@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import by_slice, lost, measured_of, prediction
+from draftkit.report.format import by_slice, lost
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
@@ -76,11 +76,6 @@ def show_evaluation(
         show_speed_model(console, model)
     for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
         console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
-    for cell in result.cells:
-        if cell.predicted:
-            console.print(prediction_table(cell))
-            if beside := measured_beside(cell, result.cells):
-                console.print(beside)
     for published in published_beside(result):
         console.print(published.sentence)
     for warning, kind in result.warned:
@@ -327,40 +322,6 @@ def _advice(model: SpeedModel) -> str:
     else:
         until = f"drafting pays at every batch up to {model.largest_batch}, the largest that was timed"
     return f"{model.draft}: by these, K={model.best_k} at the smallest batch; {until}"
-
-
-def prediction_table(cell: Cell) -> Table:
-    """Predicted acceptance length by temperature, way of drafting and K, in 80 columns."""
-    predicted = cell.predicted or ()
-    ks = sorted({p.num_speculative_tokens for p in predicted})
-    table = Table(
-        "T",
-        "drafts",
-        *(f"K={k}" for k in ks),
-        title=f"{cell.draft}: predicted acceptance length",
-        caption="* beyond the K that was drafted; each row from the probabilities along text drawn at its temperature",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        title_justify="left",
-        caption_justify="left",
-    )
-    rows: dict[tuple[float, str], list[str]] = {}
-    for p in sorted(predicted, key=lambda p: (p.temperature, p.draft_sampling, p.num_speculative_tokens)):
-        rows.setdefault((p.temperature, p.draft_sampling), []).append(prediction(p))
-    for (temperature, mode), lengths in rows.items():
-        table.add_row(f"{temperature:g}", mode, *lengths)
-    return table
-
-
-def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
-    """What was measured of the settings that were predicted from a cell; empty where nothing was."""
-    found = [
-        f"T={other.temperature:g}, K={other.num_speculative_tokens}: {length(other.acceptance_length)}"
-        for predicted in cell.predicted or ()
-        if (other := measured_of(predicted, cell, cells)) is not None
-    ]
-    return f"measured: {'; '.join(found)}" if found else ""
 
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
