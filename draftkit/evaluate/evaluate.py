@@ -31,7 +31,7 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
-from draftkit.results.contexts import falls, with_context_advice, with_shifts
+from draftkit.results.contexts import falls, with_shifts
 from draftkit.results.record import Result, ResultWarning, SpeedModel
 from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
@@ -69,7 +69,7 @@ def evaluate_draft(
     own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is. One
     that is named by its unified folder is held against the release that the server says it is.
 
-    `advise` times rounds and says which K would be fastest at which batch size, by category too. Cells that `saved`
+    `advise` times rounds and says which K would be fastest at which batch size. Cells that `saved`
     holds are not measured again, and each that is measured is written there at once, with the digest of the target's
     weights, which `weigh` takes without it. `records`: a file to which the raw record of every round is appended.
 
@@ -88,7 +88,7 @@ def evaluate_draft(
             check_records(records)
         resumes = saved is not None or weigh
         job = Job(
-            target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise,
+            target, drafts, sweep, stack, resumes=resumes, records=records is not None,
         )  # fmt: skip
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
@@ -129,7 +129,7 @@ def evaluate_draft(
         models: list[SpeedModel] = []
         for engine in running:
             if advise:
-                models += with_context_advice(engine.speed_models(cells))
+                models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
@@ -331,7 +331,7 @@ class _Measurement:
         tokenizer = self.job.tokenizer
         cell = cell_of(
             heading, run, without, settings, tokenizer,
-            passes=passes or None, pace_error=error, blocks=len(asked.blocks), positions=self.job.advises,
+            passes=passes or None, pace_error=error, blocks=len(asked.blocks),
         )  # fmt: skip
         cell = self.engine.told(cell, run, without)
         prompts = self.job.prompts.prompts

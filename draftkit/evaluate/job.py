@@ -37,7 +37,7 @@ class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
-    of its tokens. `advises`: whether it is told which K is best, by slice too. `takes`: what else than text its engines
+    of its tokens. `takes`: what else than text its engines
     are sent. Raises `DraftkitError` where a part cannot be opened.
     """
 
@@ -47,7 +47,6 @@ class Job:
     stack: ExitStack
     resumes: bool = False
     records: bool = False
-    advises: bool = False
     takes: frozenset[Modality] = frozenset()
     _digests: dict[str, str | None] = field(default_factory=dict)
 

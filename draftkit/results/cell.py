@@ -111,8 +111,7 @@ class PromptRecord:
 
     `drafts`: the rounds that had a draft, there where not all of them did. `seconds`: from its start to its last token,
     the mean of all passes; None where the engine does not say. What begins with `plain` is of plain decoding. `thinks`:
-    whether the answer thinks aloud, where that was looked for. `accepted_per_pos`: in how many rounds the draft token
-    at each position was accepted, where slices were asked for. `prompt_tokens`: of the prompt, where it was tokenized.
+    whether the answer thinks aloud, where that was looked for. `prompt_tokens`: of the prompt, where it was tokenized.
     """
 
     id: str
@@ -124,7 +123,6 @@ class PromptRecord:
     plain_seconds: float | None = None
     thinks: bool | None = field(default=None, metadata=OPTIONAL)
     drafts: int | None = field(default=None, metadata=OPTIONAL)
-    accepted_per_pos: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
     prompt_tokens: int | None = field(default=None, metadata=OPTIONAL)
 
 

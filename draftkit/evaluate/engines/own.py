@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.engines.records import Answer
 from draftkit.errors import SettingError, TargetError, command
-from draftkit.evaluate.cell import labels_of
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
@@ -129,10 +128,7 @@ class OwnEngine(BaseEngine):
             Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
             cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
         )  # fmt: skip
-        kinds = tuple(dict.fromkeys(("category", *sweep.first.slices)))
-        widest = max(mine, key=lambda cell: cell.num_speculative_tokens)
-        slices = labels_of(widest, self.job.prompts.prompts, kinds)
-        return replace(speed_model(source, mine, times, slices), context=context or None)
+        return replace(speed_model(source, mine, times), context=context or None)
 
 
 @dataclass(frozen=True)

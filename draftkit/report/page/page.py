@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
-from draftkit.report.format import by_slice, lost, size
+from draftkit.report.format import size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
@@ -22,7 +22,7 @@ from draftkit.report.page.svg import TEMPLATES, svg
 from draftkit.results.cell import Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
-from draftkit.results.record import Result, SlicedAdvice
+from draftkit.results.record import Result
 from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
@@ -47,7 +47,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         number=number,
         marks=with_marks,
         line_ends=with_line_ends,
-        lost=lost,
     )
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
@@ -72,7 +71,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         ],
         samples=samples,
         modelled=modelled,
-        sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
         settings=_settings(series),
         sections=_sections(
             figures,
@@ -87,11 +85,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return signed(labelled(html))
-
-
-def _by_slice(one: Series) -> tuple[SlicedAdvice, ...]:
-    """What its speed model advises for each slice; nothing where it is in doubt."""
-    return () if one.model is None or one.model.doubt else one.model.by_slice or ()
 
 
 def _once_a_draft(series: Sequence[Series]) -> list[Series]:

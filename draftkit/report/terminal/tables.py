@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import by_slice, lost
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table, severity
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
-from draftkit.results.record import ContextAdvice, Result, SlicedAdvice, SpeedModel
+from draftkit.results.record import Result, SpeedModel
 from draftkit.runtime.memory_plan import GIB
 
 if TYPE_CHECKING:
@@ -198,20 +197,35 @@ def slices_table(cells: Sequence[Cell]) -> Table:
 
 
 def contexts_table(cells: Sequence[Cell]) -> Table:
-    """The acceptance length by context, and how far it is from that of the same prompts at the shortest. Batches that
-    accept the same are told once."""
-    table = named_table(
-        "draft", "context", "prompts", "acceptance length", "against the shortest", title="acceptance length by context"
-    )
+    """The acceptance length by context, how far it is from that of the same prompts at the shortest, and the K that was
+    the fastest there. Batches that accept the same are told once."""
+    headings = ("draft", "context", "prompts", "acceptance length", "against the shortest", "best K")
+    table = named_table(*headings, title="acceptance length by context")
+    table.caption = "best K: the fastest of those measured, 0 where none is faster than plain decoding; batch: K"
     labels, rows = _labels(cells), dict[tuple[str, ...], None]()
     for cell in sorted(cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.context or 0)):
         shift = "" if cell.over_context is None else length(cell.over_context, signed=True)
         name = f"{labels[_draft(cell)]}: K={cell.num_speculative_tokens}, T={cell.temperature:g}"
         context = "as it is" if cell.context is None else f"{cell.context:,}"
-        rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift] = None
+        rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift, _best_k(cell, cells)] = None
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _best_k(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The K, or tree, with which a cell's draft was the fastest at the cell's temperature and context: one for all
+    batches, or one for each."""
+
+    def place(one: Cell) -> tuple[object, ...]:
+        return one.target, one.draft, one.engine, one.temperature, one.context
+
+    timed = [one for one in cells if one.times_faster is not None and place(one) == place(cell)]
+    best = {one.concurrency: one for one in sorted(timed, key=lambda one: one.times_faster or 0.0)}
+    told = {batch: one.drafts_a_round if (one.times_faster or 0.0) > 1 else "0" for batch, one in sorted(best.items())}
+    if len(set(told.values())) < 2:
+        return next(iter(told.values()), "–")
+    return ", ".join(f"{batch}: {k}" for batch, k in told.items())
 
 
 def places_table(cells: Sequence[Cell]) -> Table:
@@ -268,46 +282,8 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         )
         console.print(f"predicted against measured: {errors}; off by {100 * model.mean_error:.0f} % on average")
     console.print(_advice(model))
-    if model.by_slice:
-        console.print(_sliced_advice(model.draft, model.by_slice))
     schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
-    if model.by_context:
-        console.print(_context_advice(model.draft, model.by_context))
-
-
-def _context_advice(draft: str, found: Sequence[ContextAdvice]) -> Table:
-    """The K of each batch at each context, and the context beyond which nothing is to be drafted."""
-    contexts = [context for context, _ in found[0].best_k]
-    named = (f"K at {context:,}" if context else "K as they are" for context in contexts)
-    table = named_table("batch", *named, "draft up to", title=f"{draft}: K by batch and context")
-    for one in found:
-        until = "any measured" if one.break_even is None else f"{one.break_even:,}" if one.break_even else "never"
-        table.add_row(str(one.concurrency), *(str(k) for _, k in one.best_k), until)
-    table.caption = "servers have one table for all lengths: take that of the context which most requests have"
-    return table
-
-
-def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
-    """The K of each slice, and what it loses by the one K that a server has, a pair of columns for each batch."""
-    batches = sorted({one.concurrency for one in found})
-    table = Table(
-        Column("slice (prompts)", no_wrap=True),
-        title=f"{draft}: K by what is served",
-        caption="by batch; lost: of the slice's speed, by the K that is best for all prompts; K = 0: no draft",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for batch in batches:
-        table.add_column(f"K at {batch}", justify="right")
-        table.add_column("lost")
-    for (name, prompts), own in by_slice(found).items():
-        row = [part for batch in batches for part in (str(own[batch].best_k), lost(own[batch]))]
-        table.add_row(f"{name} ({prompts})", *row)
-    served = {one.concurrency: one.served_k for one in found}
-    table.add_row("all", *(part for batch in batches for part in (str(served[batch]), "")))
-    return table
 
 
 def _context(model: SpeedModel) -> str:
