@@ -30,7 +30,7 @@ from draftkit.cli.output import print_json
 from draftkit.cli.report import report
 from draftkit.errors import DraftkitError
 from draftkit.report.format import size
-from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
+from draftkit.report.memory_cost import memory_cost
 from draftkit.report.page import figures as figures_module
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, SERIES_COLORS, Chart, linear, logarithmic
 from draftkit.report.page.figures import all_figures, measured_speedups, short
@@ -347,25 +347,6 @@ def test_memory_of_another_shape_is_not_guessed(old: Result) -> None:
     assert memory_cost(old.cells[0]) is None
     odd = changed("cells", 0, "memory", "fixed", value={"weights": 1})
     assert memory_cost(result_from(odd, WHERE).cells[0]) is None
-
-
-def test_a_draft_on_one_rank_costs_every_rank_the_same() -> None:
-    # By hand: 2 ranks of 20 GiB, 16 GiB of target, 2 GiB of draft, 1 GiB and 0.5 GiB of KV a sequence.
-    # Plain: (20 − 8) / 0.5 = 24. Split: (20 − 8 − 1) / 0.75 = 14.67. One rank: (20 − 8 − 2) / (0.5 + 0.5) = 10.
-    cost = MemoryCost(16 * GIB, 2 * GIB, GIB, GIB // 2, GIB, GIB, 20 * GIB, 2048)
-    placed = tensor_parallel(cost, 2)
-    assert (placed.plain, placed.split, placed.on_one) == (24, 14, 10)
-    assert placed.lost_kv == 14 * GIB // 2
-
-
-@given(sizes=st.tuples(*[st.integers(1, 1 << 40)] * 5), ranks=st.sampled_from([1, 2, 4, 8]))
-def test_splitting_a_draft_never_fits_fewer(sizes: tuple[int, int, int, int, int], ranks: int) -> None:
-    target, draft, kv, draft_kv, free = sizes
-    cost = MemoryCost(target, draft, kv, draft_kv, kv, kv + draft_kv, free, None)
-    placed = tensor_parallel(cost, ranks)
-    assert placed.plain >= placed.split >= placed.on_one >= 0
-    if ranks == 1:
-        assert placed.split == placed.on_one == cost.batch
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
 from draftkit.report.format import size
-from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
+from draftkit.report.memory_cost import memory_cost
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import TEMPLATES, svg
@@ -66,9 +66,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         num_colors=MOST_SERIES,
         conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
         costs=costs,
-        rank_costs=[
-            (one, [tensor_parallel(cost, ranks) for ranks in RANKS]) for one, cost in costs if cost.draft_weights
-        ],
         samples=samples,
         modelled=modelled,
         settings=_settings(series),
