@@ -1,4 +1,4 @@
-"""`draftkit eval`, `draftkit certify` and `draftkit plan`, and what their options and `--set` ask together."""
+"""`draftkit eval` and `draftkit certify`, and what their options and `--set` ask together."""
 
 from __future__ import annotations
 
@@ -170,6 +170,12 @@ AdviseOption = Annotated[
         help="Time rounds too, and say which K would be fastest at which batch size.",
     ),
 ]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", rich_help_panel=OUTPUT, help="Print memory and the time of a round by arithmetic; load nothing."
+    ),
+]
 ResultOption = Annotated[
     Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
 ]
@@ -216,6 +222,7 @@ def evaluate(
     server: ServerOption = None,
     server_baseline: ServerBaselineOption = None,
     advise: AdviseOption = False,
+    dry_run: DryRunOption = False,
     out: ResultOption = None,
     resume: ResumeOption = False,
     records: RecordsOption = None,
@@ -241,6 +248,9 @@ def evaluate(
         settings=settings, prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
         slices=_parts(slices), trees=tree or (), compile=compile or None,
     )  # fmt: skip
+    if dry_run:
+        _show_plan(asked, as_json)
+        return
     from draftkit.results.saved import ResultFile
 
     saved = None if out is None else ResultFile(out, resume=resume)
@@ -266,6 +276,27 @@ def evaluate(
             print(f"next: {more}", file=sys.stderr)
     if require_al is not None:
         _require_acceptance(result, require_al)
+
+
+def _show_plan(asked: Measurement, as_json: bool) -> None:
+    """Print what a measurement would take of memory, and from where on its drafts would pay; nothing is loaded."""
+    if asked.engine is not None or asked.sweep.trees:
+        raise typer.BadParameter("--dry-run plans chains in draftkit's own engine: leave out --tree and the engine.")
+    from draftkit.evaluate.planning import plan_evaluation
+    from draftkit.evaluate.round_cost import plan_rounds
+    from draftkit.report.terminal.tables import plan_answer, plan_table
+
+    assert asked.target is not None
+    memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
+    rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)
+    if as_json:
+        as_memory = {source: one.to_dict() for source, one in memory.items()}
+        as_rounds = {source: [one.to_dict() for one in planned] for source, planned in rounds.items()}
+        print_json({"schema": 1, "memory": as_memory, "rounds": as_rounds})
+        return
+    for source in asked.drafts:
+        console().print(plan_answer(source, memory[source], rounds[source]))
+        console().print(plan_table(source, memory[source], rounds[source]))
 
 
 def _require_own_engine(target: str | None, engines: Sequence[BaseEngine], *, resume: bool) -> None:
@@ -372,44 +403,3 @@ def certify(
     for one in certificates:
         if one.verdict == "bug":
             raise DraftkitError(f"{one.engine} is not lossless with {one.draft}: {one.failures[0]}")
-
-
-def plan(
-    target: TargetNameOption = None,
-    draft: DraftsOption = None,
-    k: TokensOption = "4",
-    settings: SetOption = None,
-    dataset: DatasetOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: NewTokensOption = 128,
-    context: ContextOption = None,
-    concurrency: ConcurrenciesOption = "1",
-    device: DeviceOption = None,
-    device_map: DeviceMapOption = None,
-    dtype: DtypeOption = None,
-    trust_remote_code: TrustOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print what a measurement would take, and load nothing. Memory of the largest setting, and the time of a round by
-    arithmetic, here and on a few GPUs."""
-    asked = asked_of(
-        target, draft, k=k, concurrency=concurrency, context=context, dtype=dtype, device=device, settings=settings,
-        prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
-    assert asked.target is not None
-    quiet_transformers()
-    from draftkit.evaluate.planning import plan_evaluation
-    from draftkit.evaluate.round_cost import plan_rounds
-    from draftkit.report.terminal.tables import memory_table, plan_answer, rounds_table
-
-    memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
-    rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)
-    if as_json:
-        as_memory = {source: one.to_dict() for source, one in memory.items()}
-        as_rounds = {source: [one.to_dict() for one in planned] for source, planned in rounds.items()}
-        print_json({"schema": 1, "memory": as_memory, "rounds": as_rounds})
-        return
-    for source in asked.drafts:
-        console().print(plan_answer(source, memory[source], rounds[source]))
-        console().print(memory_table(source, memory[source], max(asked.sweep.k)))
-        console().print(rounds_table(source, rounds[source]))

@@ -63,7 +63,7 @@ SURFACE = {
         "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
-        "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
+        "--dry-run", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
         "--for", "--json", "--csv",
     ],
     "gate": [
@@ -79,10 +79,6 @@ SURFACE = {
     "calibrate": [
         "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
         "--prompts", "--limit", "--max-new-tokens", "--device", "--dtype", "--trust-remote-code", "--json",
-    ],
-    "plan": [
-        "--target", "--draft", "--k", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens", "--context",
-        "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--json",
     ],
     "settings": ["[KIND]", "[NAME]", "--json"],
     "train": [

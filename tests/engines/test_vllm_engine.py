@@ -244,8 +244,8 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
         refused = draftkit(*measure, *([option] if isinstance(option, str) else option))
         assert refused.code == 1
         assert "next: leave out" in refused.err
-    for command in ("certify", "plan"):
-        refused = draftkit(command, "--target", falcon, "--draft", "ngram", "--dataset", "zoo")
+    for asked in (("certify",), ("eval", "--dry-run")):
+        refused = draftkit(*asked, "--target", falcon, "--draft", "ngram", "--dataset", "zoo")
         assert refused.code == 1
         assert re.search(r"next: (--engine vllm --vllm-python|vLLM plans its memory itself)", refused.err)
 

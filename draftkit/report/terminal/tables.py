@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table, severity
@@ -300,25 +299,6 @@ def _advice(model: SpeedModel) -> str:
     return f"{model.draft}: by these, K={model.best_k} at the smallest batch; {until}"
 
 
-def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
-    """What a run of `k` draft tokens a round takes of memory, part by part, and what the draft costs in batch size."""
-    table = named_table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together")
-    table.columns[1].justify = "right"
-    for name, size in plan.fixed.items():
-        table.add_row(name, f"{size / GIB:.3f}")
-    for name, size in plan.per_slot.items():
-        table.add_row(name, f"{size * plan.num_slots / GIB:.3f}")
-    table.add_section()
-    table.add_row("all", f"{plan.total / GIB:.3f}")
-    table.add_row("free", f"{plan.available / GIB:.3f}")
-    table.add_row("largest batch that fits", str(plan.largest_batch))
-    cost = cost_of(plan, draft, k)
-    table.add_row("without the draft", str(cost.plain_batch))
-    table.add_row("KV of a token, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, plan.capacity))
-    table.add_row("KV of a sequence, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, 1))
-    return table
-
-
 def plan_answer(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) -> str:
     """Whether a run fits, and from which acceptance length on the draft makes decoding faster here."""
     sequences = "one sequence" if plan.num_slots == 1 else f"{plan.num_slots} sequences together"
@@ -326,7 +306,7 @@ def plan_answer(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) ->
     here = [one for one in rounds if one.device == rounds[0].device]
     pays = "; ".join(_pays(batch, context, same) for (_, batch, context), same in _by_setting(here))
     return (
-        f"{draft}: {fits}, {plan.available / GIB:.2f} are free. "
+        f"{draft}: {fits}, {plan.available / GIB:.2f} are free; the largest batch that fits is {plan.largest_batch:,}. "
         f"By arithmetic it pays on this {here[0].device} above these acceptance lengths: {pays}."
     )
 
@@ -339,30 +319,23 @@ def _pays(batch: int, context: int, same: Sequence[PlannedRound]) -> str:
     return f"{found} at batch {batch}, context {context}"
 
 
-def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
-    """A table of what rounds take by arithmetic: with one K whole, with several from where on each pays."""
+def plan_table(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) -> Table:
+    """The memory of each batch, and from where on each K pays there, on this device and on others."""
     ks = sorted({one.num_speculative_tokens for one in rounds})
-    sizes = ("device", "batch", "context")
-    if len(ks) == 1:
-        table = named_table(
-            *sizes, "K", "GB read", "kernels", "ms", "plain, ms", "pays from", title=f"{draft}: rounds by arithmetic"
-        )
-        for one in rounds:
-            table.add_row(
-                one.device, str(one.batch), str(one.context), str(ks[0]), f"{one.bytes_read / 1e9:.3g}",
-                f"{one.kernels:,}", f"{one.ms:.3g}", f"{one.plain_ms:.3g}", f"{one.pays_from:.2f}",
-            )  # fmt: skip
-        table.caption = "pays from: the acceptance length above which decoding is faster with the draft"
-    else:
-        title = f"{draft}: the acceptance length above which it pays, by arithmetic"
-        table = named_table(*sizes, "plain, ms", *(f"K = {k}" for k in ks), title=title)
-        for (device, batch, context), same in _by_setting(rounds):
-            found = {one.num_speculative_tokens: f"{one.pays_from:.2f}" for one in same}
-            told = (device, str(batch), str(context), f"{same[0].plain_ms:.3g}")
-            table.add_row(*told, *(found[k] for k in ks))
-        table.caption = "plain: a round without the draft; --json has the time, bytes and kernels of each"
+    table = named_table(
+        "device", "batch", "context", "GiB", "plain, ms", *(f"K = {k}" for k in ks),
+        title=f"{draft}: the acceptance length above which it pays, by arithmetic",
+    )  # fmt: skip
+    for (device, batch, context), same in _by_setting(rounds):
+        found = {one.num_speculative_tokens: f"{one.pays_from:.2f}" for one in same}
+        told = (device, str(batch), str(context), f"{plan.of(batch) / GIB:.2f}", f"{same[0].plain_ms:.3g}")
+        table.add_row(*told, *(found[k] for k in ks))
     for column in table.columns[1:]:
         column.justify = "right"
+    table.caption = (
+        "GiB: with the longest context and the most draft tokens; plain: a round without the draft; one with K takes "
+        "as many times as long as its column says; --json has each part"
+    )
     return table
 
 
@@ -372,10 +345,6 @@ def _by_setting(rounds: Sequence[PlannedRound]) -> list[tuple[tuple[str, int, in
     for one in rounds:
         found.setdefault((one.device, one.batch, one.context), []).append(one)
     return list(found.items())
-
-
-def _kilobytes(target: int, draft: int, parts: int) -> str:
-    return f"{target / parts / 1024:,.1f} + {draft / parts / 1024:,.1f}"
 
 
 # The columns of a metric that is a record: what comes after its name, and where in the record the value lies.
