@@ -16,7 +16,6 @@ from draftkit.engines import sglang
 from draftkit.engines.known import measured_by
 from draftkit.engines.serving import serve_commands, serve_trees
 from draftkit.errors import DraftkitError, SettingError, command
-from draftkit.evaluate.against import beside_plain
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.contexts import REFERENCE
 from draftkit.evaluate.engine import BaseEngine, able
@@ -122,8 +121,7 @@ def evaluate_draft(
                 cells.append(cell)
                 if saved is not None:
                     saved.add(cell)
-        cells, advised = beside_plain(cells, job)
-        warned += [*_of_cells(cells, opened, sweep.first, drafts), *advised]
+        warned += _of_cells(cells, opened, sweep.first, drafts)
         cells = with_shifts(cells)
         warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []

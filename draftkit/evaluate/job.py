@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from draftkit.convert.quantize import formats_by_part, quantized, read_formats, written_formats
 from draftkit.data.rows import LeftOutRows
 from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
@@ -89,22 +88,8 @@ class Job:
 
     @cached_property
     def drafts(self) -> Mapping[str, Draft]:
-        """The unified drafts by their names, foreign ones converted; after each what is made of it by quantizing."""
-        found: dict[str, Draft] = {}
-        for source, opened in self.opened.items():
-            found[source] = opened.draft
-            found |= {name: quantized(opened.draft, formats) for name, formats in self.quantized(source).items()}
-        return found
-
-    def quantized(self, source: str) -> dict[str, dict[str, str]]:
-        """The formats by part with which a draft is measured too, by the name of what they make of it: each part alone,
-        then all together."""
-        if (text := self.sweep.first.fake_quant) is None:
-            return {}
-        chosen = formats_by_part(self.opened[source].draft, read_formats(text))
-        alone = [{part: format} for part, format in chosen.items()]
-        each = [*alone, *([chosen] if len(chosen) > 1 else [])]
-        return {f"{source}[{written_formats(formats)}]": formats for formats in each}
+        """The unified drafts by their names, foreign ones converted."""
+        return {source: opened.draft for source, opened in self.opened.items()}
 
     def conversations(self, settings: Settings) -> Conversations:
         reads = self.target is not None and self.opened_target.reads_images
@@ -170,7 +155,7 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
     """The part of a result's provenance that states prompts and settings."""
-    left_out = {*VARIED, *(name for name in (*SCHEDULED, "fake_quant") if getattr(settings, name) is None)}
+    left_out = {*VARIED, *(name for name in SCHEDULED if getattr(settings, name) is None)}
     shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
     return {

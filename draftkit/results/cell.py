@@ -295,8 +295,7 @@ class Cell(Heading, Shown):
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
     from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
     `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
-    `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts. `draft_bytes`:
-    those of the draft's weights, where that is compared too.
+    `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -344,7 +343,6 @@ class Cell(Heading, Shown):
     over_context: Interval | None = field(default=None, metadata=OPTIONAL)
     compared_with: str | None = field(default=None, metadata=OPTIONAL)
     longer_by: Interval | None = field(default=None, metadata=OPTIONAL)
-    draft_bytes: int | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()

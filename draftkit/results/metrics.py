@@ -42,11 +42,6 @@ def difference(interval: Interval | None) -> str:
     return length(interval, signed=True)
 
 
-def megabytes(size: int) -> str:
-    """Bytes as millions of them."""
-    return f"{size / 1e6:,.2f}"
-
-
 def mean(interval: Interval | None) -> str:
     """A mean without its interval."""
     return number(interval.mean if interval else None)
@@ -182,10 +177,6 @@ METRICS = (
         sparing=("table", "card-acceptance", "page", "notebook"),
     ),
     Metric("compared_with", "compared_with", "compared with", "", ("csv",)),
-    Metric(
-        "draft_bytes", "draft_bytes", "draft\nMB", megabytes, ("table", "card-acceptance", "csv", "page", "notebook"),
-        sparing=("table", "card-acceptance", "page", "notebook"),
-    ),
     Metric(
         "length_of_drafts", "length_of_drafts", "of\ndrafts", mean, ("table", "card-acceptance", "page", "notebook"),
         sparing=("table", "page"), unlike="acceptance_length",

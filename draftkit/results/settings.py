@@ -127,12 +127,6 @@ class Settings:
         unit="sequences",
         needs="no k_by_batch",
     )
-    fake_quant: str | None = setting(
-        "Measure the draft with weights quantized in parts too, before any file is written: a format for the usual "
-        "parts, as fp8-dynamic, or part:format pairs, as head:fp8-dynamic,mlp:w4a16-g128; all: every part.",
-        None,
-        later=True,
-    )
     tree: str | None = setting(f"Draft a tree instead of a chain: {', '.join(EXAMPLES)}.", None)
     eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
     compile: bool = setting(
@@ -397,11 +391,9 @@ AS_STARTED = Taken(
     "a server, which runs as it was started",
     several_k=False,
     verification=("rejection",),
-    left=(*SCHEDULED, *DRAWN, "tree", "fake_quant"),
+    left=(*SCHEDULED, *DRAWN, "tree"),
 )
-VLLM = Taken(
-    "vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence", "tree", "fake_quant")
-)
+VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence", "tree"))
 
 
 def _shared(settings: Settings) -> str:

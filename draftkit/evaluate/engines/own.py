@@ -43,10 +43,6 @@ class OwnEngine(BaseEngine):
     takes = frozenset({"image"})
     keeps_rounds = True
 
-    @property
-    def sources(self) -> Sequence[str]:
-        return list(self.job.drafts)
-
     def check(self, job: Job) -> None:
         super().check(job)
         job.opened_target.require_runtime(BY_VLLM)
