@@ -24,7 +24,6 @@ from draftkit.results.statistics import (
     known,
     length_over_prompts,
     lengths_by_convention,
-    lengths_by_place,
     percentiles,
     quantiles,
     repetition,
@@ -122,7 +121,6 @@ def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str,
         "num_drafts_beyond": sum(r.beyond for g in found for r in g.rounds if r.drafted),
         "expected_acceptance_length": known(expected_acceptance_length(found)),
         "acceptance_length_by_convention": lengths,
-        "by_place": lengths_by_place(found) or None,
         "samples": None if tokenizer is None else transcripts(found, tokenizer),
     }
     if any(not r.drafted for g in found for r in g.rounds):

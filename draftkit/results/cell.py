@@ -138,18 +138,6 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch of the answers: the output tokens from `begin` on and before `end`, and the acceptance length of the
-    `rounds` that began there, of `prompts` that were so long."""
-
-    begin: int
-    end: int
-    prompts: int
-    rounds: int
-    acceptance_length: Interval
-
-
-@dataclass(frozen=True)
 class MeasuredTree:
     """The tree that was drafted each round: `name` as `--tree` takes it, `nodes` without the root, `note` the same in
     the counting of the program that the kind comes from."""
@@ -293,9 +281,9 @@ class Cell(Heading, Shown):
     streamed chunks. What begins with `baseline` is of plain decoding. `passes`: how
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
-    from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
-    `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
-    `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts.
+    from which everything over prompts follows. `over_context`: by how much it is longer than that of the same prompts
+    at the shortest context measured. `longer_by`: the acceptance length less that of the cell of `compared_with`, over
+    the same prompts.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -339,7 +327,6 @@ class Cell(Heading, Shown):
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
-    by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
     over_context: Interval | None = field(default=None, metadata=OPTIONAL)
     compared_with: str | None = field(default=None, metadata=OPTIONAL)
     longer_by: Interval | None = field(default=None, metadata=OPTIONAL)

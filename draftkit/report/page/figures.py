@@ -33,7 +33,6 @@ def all_figures(series: Sequence[Series]) -> dict[str, Chart]:
     figures = {
         "acceptance-by-position": acceptance_by_position(series),
         "conditional-acceptance-by-position": conditional_acceptance_by_position(series),
-        "acceptance-by-place": acceptance_by_place(series),
         "acceptance-by-context": acceptance_by_context(series),
         "acceptance-by-category": acceptance_by_category(series),
         "acceptance-length-by-k": acceptance_length_by_k(series),
@@ -89,21 +88,6 @@ def acceptance_by_category(series: Sequence[Series]) -> Chart | None:
         _legend(series),
         max(HEIGHT, len(categories) * (16 + 13 * len(series))),
     )
-
-
-def acceptance_by_place(series: Sequence[Series]) -> Chart | None:
-    """The acceptance length against where in the answers rounds began, at the middle of each stretch."""
-    lines = []
-    for one in series:
-        places = one.main.by_place or ()
-        lines.append(
-            _intervals(one, [at.acceptance_length for at in places], [(at.begin + at.end) / 2 for at in places])
-        )
-    if not any(line.points for line in lines):
-        return None
-    at = [x for line in lines for x, _ in line.points]
-    y = linear("acceptance length", _reached(lines, 1))
-    return Chart("Acceptance length along the answers", linear("output tokens", at), y, tuple(lines), _legend(series))
 
 
 def acceptance_by_context(series: Sequence[Series]) -> Chart | None:

@@ -62,8 +62,6 @@ def show_evaluation(
         if isinstance(ids, list) and ids:
             console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
-        if any(cell.by_place for cell in result.cells):
-            console.print(places_table(result.cells))
     if any(ours and theirs for ours, theirs in engine_pairs(result.cells)):
         console.print(engines_table(result.cells))
     if any(cell.slices for cell in result.cells):
@@ -225,21 +223,6 @@ def _best_k(cell: Cell, cells: Sequence[Cell]) -> str:
     if len(set(told.values())) < 2:
         return next(iter(told.values()), "–")
     return ", ".join(f"{batch}: {k}" for batch, k in told.items())
-
-
-def places_table(cells: Sequence[Cell]) -> Table:
-    """The acceptance length by where in the answers rounds began."""
-    headings = ("draft", "output tokens", "prompts", "rounds", "acceptance length")
-    table = named_table(*headings, title="acceptance length along the answers")
-    labels = _labels(cells)
-    for cell in cells:
-        name = f"{labels[_draft(cell)]}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}"
-        for place in cell.by_place or ():
-            row = f"{place.begin:,} – {place.end - 1:,}", str(place.prompts), f"{place.rounds:,}"
-            table.add_row(name, *row, length(place.acceptance_length))
-            name = ""
-        table.add_section()
-    return table
 
 
 def _shift(shift: Interval | None) -> str:
