@@ -338,7 +338,7 @@ def _require_acceptance(result: Result, floor: float) -> None:
 
     missed = [c for c in result.cells if c.acceptance_length is None or not c.acceptance_length.mean >= floor]
     for cell in missed:
-        setting = f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency {cell.concurrency}"
+        setting = f"{cell.drafted}, T={cell.temperature:g}, concurrency {cell.concurrency}"
         length = mean(cell.acceptance_length)
         print(f"{cell.draft} ({setting}): acceptance length {length} is below {floor:g}", file=sys.stderr)
     if missed:

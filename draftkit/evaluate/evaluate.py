@@ -317,8 +317,7 @@ class _Measurement:
 
     def _cell(self, heading: Heading, settings: Settings, plain: Hold | None, whole: WholeRun) -> tuple[Cell, Run]:
         asked = self.job.conversations(settings)
-        drafted = heading.tree_name or f"K={heading.num_speculative_tokens}"
-        whole.begin(f"{heading.draft}, {drafted}{self.label}", settings, asked.size)
+        whole.begin(f"{heading.draft}, {heading.drafted}{self.label}", settings, asked.size)
         passes, error, without = 0, math.inf, None
         with self._lane(heading.draft, asked, whole) as hold:
             if plain is not None and (repeats := self._repeats(settings)):

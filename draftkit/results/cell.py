@@ -238,6 +238,11 @@ class Heading:
         return None if self.tree is None else self.tree.name
 
     @property
+    def drafted(self) -> str:
+        """K as `K=4`, or the tree."""
+        return f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+
+    @property
     def drafts_a_round(self) -> str:
         """K, or of a tree the number of its nodes."""
         return str(self.num_speculative_tokens) if self.tree is None else f"{self.tree.nodes} nodes"
@@ -266,8 +271,9 @@ class Heading:
     def name(self) -> str:
         """The cell as messages call it."""
         context = "" if self.context is None else f", context {self.context}"
-        drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
-        return f"{self.draft}, {drafted}, concurrency {self.concurrency}{context}{', compiled' * bool(self.compiled)}"
+        return (
+            f"{self.draft}, {self.drafted}, concurrency {self.concurrency}{context}{', compiled' * bool(self.compiled)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

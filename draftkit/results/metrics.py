@@ -138,8 +138,8 @@ METRICS = (
     Metric("num_speculative_tokens", "drafts_a_round", "K", "", ("table", "details", "card", "page", "notebook")),
     Metric("num_speculative_tokens", "num_speculative_tokens", "K", "", ("csv",)),
     Metric(
-        "tree", "tree_name", "tree", _parts, ("table", "details", "page", "notebook"),
-        sparing=("table", "details", "page", "notebook"), left=True,
+        "tree", "tree_name", "tree", _parts, ("table", "details", "card", "page", "notebook"),
+        sparing=("table", "details", "card", "page", "notebook"), left=True,
     ),
     Metric("tree", "tree_name", "tree", "", ("csv",)),
     Metric(

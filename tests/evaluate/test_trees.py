@@ -17,6 +17,7 @@ from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.evaluate import _served, evaluate_draft
 from draftkit.evaluate.job import Job
 from draftkit.loading import open_target
+from draftkit.report.card.markdown import acceptance_table
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
 from draftkit.requests import DraftSampling
@@ -132,6 +133,8 @@ def test_several_trees_are_measured_one_after_another(draftkit: Command) -> None
         f"{kind}:{size}" in rows for kind, size in (("eagle", "topk=4,"), ("eagle", "topk=2,"), ("best", "nodes=8,"))
     )
     assert [one.main.tree_name for one in join([result])] == list(trees)
+    card = acceptance_table([(1, cell) for cell in result.cells])
+    assert all(tree.replace(",", ", ") in card for tree in trees)
 
 
 def test_a_sweep_varies_trees() -> None:

@@ -161,7 +161,7 @@ def category_table(cells: Sequence[Cell]) -> Table:
     """Acceptance length by category, a column for each draft at its most draft tokens."""
     widest = {cell.draft: cell for cell in sorted(cells, key=lambda cell: cell.num_speculative_tokens)}
     labels = _labels(cells)
-    headings = [f"{labels[_draft(cell)]}, K={cell.num_speculative_tokens}" for cell in widest.values()]
+    headings = [f"{labels[_draft(cell)]}, {cell.drafted}" for cell in widest.values()]
     title = "acceptance length by category (prompts), and as other tools count it"
     table = named_table("category", *headings, title=title)
     first = next(iter(widest.values()))
@@ -200,9 +200,11 @@ def contexts_table(cells: Sequence[Cell]) -> Table:
     table = named_table(*headings, title="acceptance length by context")
     table.caption = "best K: the fastest of those measured, 0 where none is faster than plain decoding; batch: K"
     labels, rows = _labels(cells), dict[tuple[str, ...], None]()
-    for cell in sorted(cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.context or 0)):
+    for cell in sorted(
+        cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.drafted, cell.context or 0)
+    ):
         shift = "" if cell.over_context is None else length(cell.over_context, signed=True)
-        name = f"{labels[_draft(cell)]}: K={cell.num_speculative_tokens}, T={cell.temperature:g}"
+        name = f"{labels[_draft(cell)]}: {cell.drafted}, T={cell.temperature:g}"
         context = "as it is" if cell.context is None else f"{cell.context:,}"
         rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift, _best_k(cell, cells)] = None
     for row in rows:
