@@ -81,7 +81,7 @@ def settings() -> Iterator[str]:
     yield "# Settings\n"
     yield "`draftkit settings` prints them too, `draftkit settings eval NAME` one of them.\n"
     yield "## Measurements\n"
-    yield "`draftkit eval`, `certify` and `plan` take these with `--set NAME=VALUE`, or by their option.\n"
+    yield "`draftkit eval` and `certify` take these with `--set NAME=VALUE`, or by their option.\n"
     rows = (
         (f"`{one.name}`", words_of(one.kind), OPTIONS.get(one.name, ""), _markdown(one.help), one.needs)
         for one in known_settings()

@@ -147,7 +147,7 @@ def test_functions_are_short() -> None:
 
 
 COMMAND = re.compile(
-    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|plan|published|settings|doctor|train|adapt"
+    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|published|settings|doctor|train|adapt"
     r"|report|card|push)"
     r"|vllm serve|llama-server|\bmv)( (OUT|SOURCE))* $"
     r"|--(target|draft|into|repo|data|states|out|dir|model) $"

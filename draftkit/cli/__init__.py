@@ -21,7 +21,7 @@ from draftkit.cli import data, prepare
 from draftkit.cli.calibrate import calibrate
 from draftkit.cli.convert import convert, inspect
 from draftkit.cli.doctor import doctor
-from draftkit.cli.evaluate import certify, evaluate, plan
+from draftkit.cli.evaluate import certify, evaluate
 from draftkit.cli.gate import gate
 from draftkit.cli.options import join_words
 from draftkit.cli.output import replace_what_streams_lack, say_stopped
@@ -47,7 +47,6 @@ app.command(name="eval", cls=PanelCommand)(evaluate)
 app.command(cls=PanelCommand)(certify)
 app.command(cls=PanelCommand)(gate)
 app.command(cls=PanelCommand)(calibrate)
-app.command(cls=PanelCommand)(plan)
 app.command(cls=PanelCommand)(doctor)
 app.command(cls=PanelCommand)(train)
 app.command(cls=PanelCommand)(adapt)

@@ -180,7 +180,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a checkpoint is, and its known defects. Its facts, the most doubtful first, and tensors; of a target its
-    multi-token prediction heads; of what else draftkit writes, which command takes it."""
+    multi-token prediction heads."""
     from draftkit.convert.api import Reading, describe_checkpoint, named_target_facts, target_with_heads
     from draftkit.report.terminal.conversion import (
         after_inspecting,
@@ -194,18 +194,12 @@ def inspect(
         show_heads,
         show_reading,
     )
-    from draftkit.report.terminal.files import show_written, written_at
 
     if formats:
         print_json(formats_json()) if as_json else console().print(formats_table())
         return
     if source is None:
         raise typer.BadParameter("Missing argument 'SOURCE' (or --formats).")
-    if (written := written_at(Path(source).expanduser())) is not None:
-        print_json(written.to_dict(source)) if as_json else show_written(console(), source, written)
-        if not as_json:
-            say_next(*written.next)
-        return
     if format is None and (target_and_heads := target_with_heads(source, revision=revision)):
         seen = findings_of_heads(*target_and_heads, read=check)
         if as_json:

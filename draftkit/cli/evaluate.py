@@ -1,4 +1,4 @@
-"""`draftkit eval`, `draftkit certify` and `draftkit plan`, and what their options and `--set` ask together."""
+"""`draftkit eval` and `draftkit certify`, and what their options and `--set` ask together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from draftkit.cli.options import (
     TargetNameOption,
     TemperaturesOption,
     TokensOption,
-    TreeOption,
+    TreesOption,
     TrustOption,
     VllmPythonOption,
     prompts_of,
@@ -81,6 +81,7 @@ def asked_of(
     drafts: Sequence[str] | None,
     *,
     k: str = "4",
+    trees: Sequence[str] = (),
     concurrency: str = "1",
     temperature: str = "0",
     context: str | None = None,
@@ -107,11 +108,11 @@ def asked_of(
     from draftkit.io.settings import assignments, read_settings, settings_of, with_values
     from draftkit.results.settings import Settings
 
-    ks = parse_integers("num_speculative_tokens", k) if flags.get("tree") is None else ()
+    ks = () if trees else parse_integers("num_speculative_tokens", k)
     batches = parse_integers("concurrency", concurrency)
     temperatures = parse_floats("temperature", temperature)
     flags |= {"concurrency": batches[0], "temperature": temperatures[0]}
-    flags |= {"num_speculative_tokens": ks[-1]} if ks else {}
+    flags |= {"num_speculative_tokens": ks[-1]} if ks else {"tree": trees[0]}
     flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
     given = {name: value for name, value in flags.items() if value is not None}
     texts = assignments(settings or ())
@@ -129,7 +130,7 @@ def asked_of(
     if engine in by_engine:
         with_values(by_engine[engine], given)
     sweep = with_values(Settings, given).sweep(
-        k=ks, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
+        k=ks, tree=trees, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
     )
     if (target is None or not drafts) and (engine is None or engine_class(engine).sees_weights):
         missing = "--target" if target is None else "--draft"
@@ -169,20 +170,10 @@ AdviseOption = Annotated[
         help="Time rounds too, and say which K would be fastest at which batch size.",
     ),
 ]
-PredictOption = Annotated[
+DryRunOption = Annotated[
     bool,
     typer.Option(
-        "--predict",
-        rich_help_panel=SPEED,
-        help="Predict acceptance at other temperatures and K, along text drawn there.",
-    ),
-]
-TreeNodesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tree-nodes",
-        rich_help_panel=SPEED,
-        help="With --advise: what trees of so many nodes would bring, as 8,16,32,60, without running them.",
+        "--dry-run", rich_help_panel=OUTPUT, help="Print memory and the time of a round by arithmetic; load nothing."
     ),
 ]
 ResultOption = Annotated[
@@ -212,7 +203,7 @@ def evaluate(
     target_adapter: AdaptersOption = None,
     draft: DraftsOption = None,
     k: TokensOption = "4",
-    tree: TreeOption = None,
+    tree: TreesOption = None,
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
     dataset: DatasetOption = None,
@@ -231,8 +222,7 @@ def evaluate(
     server: ServerOption = None,
     server_baseline: ServerBaselineOption = None,
     advise: AdviseOption = False,
-    predict: PredictOption = False,
-    tree_nodes: TreeNodesOption = None,
+    dry_run: DryRunOption = False,
     out: ResultOption = None,
     resume: ResumeOption = False,
     records: RecordsOption = None,
@@ -247,10 +237,8 @@ def evaluate(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
     source = asked_for.get_parameter_source("k")
-    if tree is not None and source is not None and source.name != "DEFAULT":
+    if tree and source is not None and source.name != "DEFAULT":
         raise typer.BadParameter("--k beside --tree: a tree's depth is its K; leave out one of them.")
-    if tree_nodes is not None and not advise:
-        raise typer.BadParameter("--tree-nodes needs --advise, which times rounds.")
     if resume and out is None:
         raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     quiet_transformers()
@@ -258,8 +246,11 @@ def evaluate(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
         settings=settings, prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
-        slices=_parts(slices), tree=tree, compile=compile or None,
+        slices=_parts(slices), trees=tree or (), compile=compile or None,
     )  # fmt: skip
+    if dry_run:
+        _show_plan(asked, as_json)
+        return
     from draftkit.results.saved import ResultFile
 
     saved = None if out is None else ResultFile(out, resume=resume)
@@ -276,8 +267,8 @@ def evaluate(
         measure = partial(evaluate_adapters, adapters=target_adapter)
     with prompt_progress() as on_progress:
         result = measure(
-            asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, predict=predict,
-            tree_nodes=_nodes(tree_nodes), saved=saved, records=records,
+            asked.target, asked.drafts, asked=asked.sweep, on_progress=on_progress, advise=advise, saved=saved,
+            records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
     for engine_asked in engines if not (as_json or as_csv) else ():
@@ -285,6 +276,27 @@ def evaluate(
             print(f"next: {more}", file=sys.stderr)
     if require_al is not None:
         _require_acceptance(result, require_al)
+
+
+def _show_plan(asked: Measurement, as_json: bool) -> None:
+    """Print what a measurement would take of memory, and from where on its drafts would pay; nothing is loaded."""
+    if asked.engine is not None or asked.sweep.trees:
+        raise typer.BadParameter("--dry-run plans chains in draftkit's own engine: leave out --tree and the engine.")
+    from draftkit.evaluate.planning import plan_evaluation
+    from draftkit.evaluate.round_cost import plan_rounds
+    from draftkit.report.terminal.tables import plan_answer, plan_table
+
+    assert asked.target is not None
+    memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
+    rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)
+    if as_json:
+        as_memory = {source: one.to_dict() for source, one in memory.items()}
+        as_rounds = {source: [one.to_dict() for one in planned] for source, planned in rounds.items()}
+        print_json({"schema": 1, "memory": as_memory, "rounds": as_rounds})
+        return
+    for source in asked.drafts:
+        console().print(plan_answer(source, memory[source], rounds[source]))
+        console().print(plan_table(source, memory[source], rounds[source]))
 
 
 def _require_own_engine(target: str | None, engines: Sequence[BaseEngine], *, resume: bool) -> None:
@@ -300,12 +312,6 @@ def kept_cells(saved: ResultFile | None, sweep: Sweep, drafts: int) -> str:
     if saved is None:
         return "nothing was kept: --out FILE keeps each cell as it ends, and --resume goes on"
     return f"{len(saved.cells)} of {len(sweep.settings) * drafts} cells kept in {saved.path}; --resume goes on"
-
-
-def _nodes(text: str | None) -> tuple[int, ...]:
-    from draftkit.evaluate.options import parse_integers
-
-    return () if text is None else parse_integers("tree_nodes", text)
 
 
 def _parts(slices: str | None) -> tuple[str, ...] | None:
@@ -332,7 +338,7 @@ def _require_acceptance(result: Result, floor: float) -> None:
 
     missed = [c for c in result.cells if c.acceptance_length is None or not c.acceptance_length.mean >= floor]
     for cell in missed:
-        setting = f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency {cell.concurrency}"
+        setting = f"{cell.drafted}, T={cell.temperature:g}, concurrency {cell.concurrency}"
         length = mean(cell.acceptance_length)
         print(f"{cell.draft} ({setting}): acceptance length {length} is below {floor:g}", file=sys.stderr)
     if missed:
@@ -397,44 +403,3 @@ def certify(
     for one in certificates:
         if one.verdict == "bug":
             raise DraftkitError(f"{one.engine} is not lossless with {one.draft}: {one.failures[0]}")
-
-
-def plan(
-    target: TargetNameOption = None,
-    draft: DraftsOption = None,
-    k: TokensOption = "4",
-    settings: SetOption = None,
-    dataset: DatasetOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: NewTokensOption = 128,
-    context: ContextOption = None,
-    concurrency: ConcurrenciesOption = "1",
-    device: DeviceOption = None,
-    device_map: DeviceMapOption = None,
-    dtype: DtypeOption = None,
-    trust_remote_code: TrustOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print what a measurement would take, and load nothing. Memory of the largest setting, and the time of a round by
-    arithmetic, here and on a few GPUs."""
-    asked = asked_of(
-        target, draft, k=k, concurrency=concurrency, context=context, dtype=dtype, device=device, settings=settings,
-        prompts=prompts_of(dataset, target), limit=limit, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
-    assert asked.target is not None
-    quiet_transformers()
-    from draftkit.evaluate.planning import plan_evaluation
-    from draftkit.evaluate.round_cost import plan_rounds
-    from draftkit.report.terminal.tables import memory_table, plan_answer, rounds_table
-
-    memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
-    rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)
-    if as_json:
-        as_memory = {source: one.to_dict() for source, one in memory.items()}
-        as_rounds = {source: [one.to_dict() for one in planned] for source, planned in rounds.items()}
-        print_json({"schema": 1, "memory": as_memory, "rounds": as_rounds})
-        return
-    for source in asked.drafts:
-        console().print(plan_answer(source, memory[source], rounds[source]))
-        console().print(memory_table(source, memory[source], max(asked.sweep.k)))
-        console().print(rounds_table(source, rounds[source]))

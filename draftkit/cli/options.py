@@ -274,12 +274,12 @@ DraftsOption = Annotated[
 TokensOption = Annotated[
     str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")
 ]
-TreeOption = Annotated[
-    str | None,
+TreesOption = Annotated[
+    list[str] | None,
     typer.Option(
         "--tree",
-        help="Draft a tree instead of a chain: eagle:topk=10,depth=6,nodes=60, best:nodes=32, choices:FILE, "
-        "suffix:nodes=16,width=4, sglang:steps=5,topk=4,tokens=8.",
+        help="Draft a tree instead of a chain; repeat to compare: eagle:topk=10,depth=6,nodes=60, best:nodes=32, "
+        "choices:FILE, suffix:nodes=16,width=4, sglang:steps=5,topk=4,tokens=8.",
     ),
 ]
 CompileOption = Annotated[

@@ -15,7 +15,7 @@ from draftkit.errors import SettingError
 # What one wants of draftkit, and the commands for it.
 PANELS = {
     "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
-    "Measure it": ("eval", "plan", "certify", "gate", "calibrate"),
+    "Measure it": ("eval", "certify", "gate", "calibrate"),
     "Explain it": ("inspect", "doctor", "report", "settings", "published"),
     "Publish it": ("card", "push"),
 }
@@ -27,7 +27,6 @@ EXAMPLES = {
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
-    "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
     "published": "draftkit published Qwen3-8B dspark",
     "settings": "draftkit settings eval k_by_batch",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
@@ -50,10 +49,10 @@ EXAMPLES = {
 
 # Settings whose option is not called as they are.
 OPTIONS = {"num_speculative_tokens": "k", "prompts": "dataset", "tensor_parallel_size": "tensor_parallel"}
-MEASURING = ("eval", "certify", "plan")
+MEASURING = ("eval", "certify")
 # What `eval` once had an option for, and what has it now; the settings among them are under `--set`.
 MOVED = {
-    "--certify": "draftkit certify", "--plan-memory": "draftkit plan", "--plan-time": "draftkit plan",
+    "--certify": "draftkit certify",
     "--vllm-url": "--server", "--vllm-baseline-url": "--server-baseline",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Plain weights of a draft become quantized ones, part by part: `convert --quantize` writes them, `eval` tries them.
+"""Plain weights of a draft become quantized ones, part by part, as `convert --quantize` writes them.
 
 Scales and packing are those of the library compressed-tensors. Where engines join matrices that read the same rows
 (queries, keys and values; gate and up), these share the scale of a whole weight, or the engine would take one for all.
@@ -84,14 +84,9 @@ def read_formats(text: str) -> dict[str, str]:
         part, colon, format = piece.strip().rpartition(":")
         if format not in (*FORMATS, PLAIN):
             what = f"{format} is no format of weights{did_you_mean(format, FORMATS)}"
-            raise SettingError(what, "fake_quant", expected=f"one of {', '.join((*FORMATS, PLAIN))}")
+            raise SettingError(what, "quantize", expected=f"one of {', '.join((*FORMATS, PLAIN))}")
         found |= {part: format} if colon else dict.fromkeys(USUAL, format)
     return found
-
-
-def written_formats(formats: Mapping[str, str]) -> str:
-    """Formats by part as `read_formats` reads them."""
-    return ",".join(f"{part}:{format}" for part, format in formats.items())
 
 
 def parts_of(draft: Draft) -> dict[str, list[str]]:

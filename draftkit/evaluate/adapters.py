@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from draftkit.errors import DraftkitError, command
-from draftkit.evaluate.against import compared
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import PromptProgress
 from draftkit.finding import Finding
@@ -17,6 +16,7 @@ from draftkit.results.metrics import difference
 from draftkit.results.record import Result, ResultWarning
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
+from draftkit.results.statistics import gain
 from draftkit.results.verdict import verdicts
 
 
@@ -42,7 +42,7 @@ def evaluate_adapters(
     _check(names)
     plain, *adapted = [evaluate_draft(name, drafts, asked, on_progress, **more) for name in names]
     alone = {cell.pair[1:]: cell for cell in plain.cells}
-    cells = [compared(cell, alone[cell.pair[1:]], target, len(adapters)) for one in adapted for cell in one.cells]
+    cells = [_compared(cell, alone[cell.pair[1:]], target, len(adapters)) for one in adapted for cell in one.cells]
     warned = [warning for one in (plain, *adapted) for warning in one.warnings]
     told = [ResultWarning.of(finding) for cell in cells if (finding := _needs_its_own(cell, target)) is not None]
     every = (*plain.cells, *cells)
@@ -59,6 +59,16 @@ def evaluate_adapters(
     if saved is not None:
         saved.write(result.to_dict())
     return result
+
+
+def _compared(cell: Cell, of: Cell, name: str, comparisons: int) -> Cell:
+    """A cell beside that of the same prompts which it is compared with."""
+    one, other = ({r.id: (r.accepted, r.rounds) for r in c.by_prompt or () if r.rounds} for c in (of, cell))
+    both = [key for key in one if key in other]
+    if not both:
+        return cell
+    grown = gain([one[key] for key in both], [other[key] for key in both], comparisons)
+    return replace(cell, compared_with=name, longer_by=grown)
 
 
 def _check(names: Sequence[str]) -> None:

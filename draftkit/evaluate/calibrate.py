@@ -18,29 +18,17 @@ from draftkit.results.calibration import SaidAgainstStood, SaidRounds, Scaling, 
 from draftkit.results.record import Result, SpeedModel, read_result
 from draftkit.results.recorded import RecordedRound, read_rounds
 from draftkit.results.round_times import RoundTimes
-from draftkit.results.static_tree import bracket
 from draftkit.results.thresholds import Gain, gains, sglang_costs
 
 Estimator = Literal["head", "draft"]  # who says the chances
-TREE_NODES = (8, 16, 32, 60)
 FIELDS: Mapping[Estimator, str] = {"head": "confidences", "draft": "probabilities"}
-
-
-@dataclass(frozen=True)
-class TreeBracket:
-    """The acceptance length of trees of so many nodes: `low` is too low and `high` too high (`static_tree.bracket`)."""
-
-    nodes: int
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
 class Calibration:
     """A draft at one K and temperature. `estimate`: whether its confidence head says the chances, or the draft itself
     by the probability of its token. `slices`: of the prompts that have something in common. `scaling`: of a head's;
-    `gains` and `costs`, SGLang's table, where round times are known; `doubt`: why these are not to be relied on.
-    `trees`: what trees would accept instead; of older records nothing is known."""
+    `gains` and `costs`, SGLang's table, where round times are known; `doubt`: why these are not to be relied on."""
 
     draft: str
     num_speculative_tokens: int
@@ -53,7 +41,6 @@ class Calibration:
     gains: tuple[Gain, ...] = ()
     costs: Mapping[str, object] | None = None
     doubt: str | None = None
-    trees: tuple[TreeBracket, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -135,14 +122,7 @@ def _calibration(found: Sequence[RecordedRound], who: Estimator, result: Result 
         tuple(gain for batch in batches if times is not None for gain in gains(rounds, times, batch)),
         None if times is None else sglang_costs(times, k),
         doubt,
-        _trees(found, k),
     )
-
-
-def _trees(found: Sequence[RecordedRound], k: int) -> tuple[TreeBracket, ...]:
-    """What trees would accept instead of a chain of K; nothing of records that have no ranks."""
-    ranks = [one.ranks for one in found]
-    return tuple(TreeBracket(nodes, *bracket(ranks, k, nodes)) for nodes in TREE_NODES) if all(ranks) else ()
 
 
 def _check(found: Sequence[RecordedRound], where: str) -> None:

@@ -24,7 +24,6 @@ from draftkit.results.statistics import (
     known,
     length_over_prompts,
     lengths_by_convention,
-    lengths_by_place,
     percentiles,
     quantiles,
     repetition,
@@ -48,15 +47,13 @@ def cell_of(
     passes: int | None = None,
     pace_error: float = inf,
     blocks: int = 1,
-    positions: bool = False,
 ) -> Cell:
     """What a run with a draft measured, beside the run of the same requests without one, where there is one.
 
     `passes` and `pace_error` are those of `interleaved`, which ran so many `blocks`; None and inf where it was not.
     Where the engine counts only all requests together, there is no interval, `interval_known` is false and
-    `by_category` empty; where it keeps no record of rounds, what is told from these is None. `positions`: each prompt
-    has what stood at each position, as where slices are asked for. Raises `DraftkitError` for an engine without such a
-    record that has drafted nothing: it cannot say why.
+    `by_category` empty; where it keeps no record of rounds, what is told from these is None. Raises
+    `DraftkitError` for an engine without such a record that has drafted nothing: it cannot say why.
     """
     drafts = run.drafts
     if drafts is None or not (drafts.num_drafts or run.generations):
@@ -74,7 +71,7 @@ def cell_of(
     k = len(accepted) if accepted and drafts.num_draft_tokens else max(heading.num_speculative_tokens, len(accepted))
     accepted += (0,) * (k - len(accepted)) if accepted else ()
     reader = tokenizer if "thinking" in settings.slices else None
-    by_prompt = tuple(_of_prompts(run, plain, reader, positions=positions or bool(settings.slices)))
+    by_prompt = tuple(_of_prompts(run, plain, reader))
     cell = Cell(
         **vars(replace(heading, num_speculative_tokens=k)),
         engine_version=run.version,
@@ -124,7 +121,6 @@ def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str,
         "num_drafts_beyond": sum(r.beyond for g in found for r in g.rounds if r.drafted),
         "expected_acceptance_length": known(expected_acceptance_length(found)),
         "acceptance_length_by_convention": lengths,
-        "by_place": lengths_by_place(found) or None,
         "samples": None if tokenizer is None else transcripts(found, tokenizer),
     }
     if any(not r.drafted for g in found for r in g.rounds):
@@ -132,11 +128,9 @@ def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str,
     return told
 
 
-def _of_prompts(
-    run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase | None, *, positions: bool
-) -> list[PromptRecord]:
+def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase | None) -> list[PromptRecord]:
     """What each request did, of those that were counted one by one. Whether an answer thinks aloud is told where the
-    engine gives its text; of one that gives ids, with a `tokenizer`. `positions`: also what stood at each."""
+    engine gives its text; of one that gives ids, with a `tokenizer`."""
     found = []
     ids = run.ids or [str(number) for number in range(len(run.answers))]
     for number, (name, answer, seconds) in enumerate(zip(ids, run.answers, run.latencies, strict=True)):
@@ -150,7 +144,6 @@ def _of_prompts(
             answer.num_tokens,
             seconds,
             thinks=bool(THOUGHT.search(text)) if text else None,
-            accepted_per_pos=(answer.drafts.num_accepted_tokens_per_pos or None) if positions else None,
             drafts=answer.drafts.num_drafts if answer.skipped else None,
             prompt_tokens=(run.prompt_tokens[number] or None) if run.prompt_tokens else None,
         )

@@ -17,7 +17,6 @@ from typing import ClassVar, Self
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.job import Job, environment
 from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
-from draftkit.finding import Finding
 from draftkit.io.settings import with_values
 from draftkit.layout.families import named
 from draftkit.media import Modality
@@ -106,14 +105,6 @@ class BaseEngine(ABC):
         """The cell with the figures that only this engine gives of a run. Raises `DraftkitError` for a run that is
         wrong."""
         return cell
-
-    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
-        """The cells with predictions for other settings, and findings about these."""
-        return list(cells), []
-
-    def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
-        """The cells with what trees of so many nodes would bring, and what is told of trees alone."""
-        return list(cells)
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """The speed models that follow from the engine's round times."""

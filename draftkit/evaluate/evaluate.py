@@ -16,7 +16,6 @@ from draftkit.engines import sglang
 from draftkit.engines.known import measured_by
 from draftkit.engines.serving import serve_commands, serve_trees
 from draftkit.errors import DraftkitError, SettingError, command
-from draftkit.evaluate.against import beside_plain
 from draftkit.evaluate.cell import cell_of, labels_of, with_slices
 from draftkit.evaluate.contexts import REFERENCE
 from draftkit.evaluate.engine import BaseEngine, able
@@ -31,13 +30,13 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
-from draftkit.results.contexts import falls, with_context_advice, with_shifts
+from draftkit.results.contexts import falls, with_shifts
 from draftkit.results.record import Result, ResultWarning, SpeedModel
 from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
-from draftkit.runtime.tree_kinds import MOST_NODES, dynamic_tree
+from draftkit.runtime.tree_kinds import dynamic_tree
 
 if TYPE_CHECKING:
     from draftkit.loading import OpenedTarget
@@ -53,8 +52,6 @@ def evaluate_draft(
     *,
     engines: Sequence[BaseEngine] = (),
     advise: bool = False,
-    predict: bool = False,
-    tree_nodes: Sequence[int] = (),
     saved: ResultFile | None = None,
     records: Path | None = None,
     weigh: bool = False,
@@ -71,8 +68,7 @@ def evaluate_draft(
     own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is. One
     that is named by its unified folder is held against the release that the server says it is.
 
-    `advise` times rounds and says which K would be fastest at which batch size, by category too; `predict` tells
-    acceptance at other temperatures and K; `tree_nodes`: what trees of so many nodes would bring. Cells that `saved`
+    `advise` times rounds and says which K would be fastest at which batch size. Cells that `saved`
     holds are not measured again, and each that is measured is written there at once, with the digest of the target's
     weights, which `weigh` takes without it. `records`: a file to which the raw record of every round is appended.
 
@@ -82,7 +78,8 @@ def evaluate_draft(
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
-    _check_forecasts(sweep, tree_nodes, others=advise or predict)
+    if sweep.trees and advise:
+        raise SettingError("advice is given from a chain's run", "tree", hint="leave out --tree, or --advise")
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
@@ -90,8 +87,7 @@ def evaluate_draft(
             check_records(records)
         resumes = saved is not None or weigh
         job = Job(
-            target, drafts, sweep, stack, resumes=resumes, records=records is not None, advises=advise,
-            trees=bool(tree_nodes) or sweep.first.tree is not None,
+            target, drafts, sweep, stack, resumes=resumes, records=records is not None,
         )  # fmt: skip
         warned: list[Finding] = []
         prepared = engines or _default_engines(job)
@@ -101,7 +97,7 @@ def evaluate_draft(
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
 
         running = able(prepared, lambda engine: engine.check(job), skipped)
-        wanted = {"--advise": advise, "--predict": predict, "--tree-nodes": tree_nodes, "--records": records}
+        wanted = {"--advise": advise, "--records": records}
         _require_rounds(running, [name for name, value in wanted.items() if value])
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
@@ -125,33 +121,19 @@ def evaluate_draft(
                 cells.append(cell)
                 if saved is not None:
                     saved.add(cell)
-        cells, advised = beside_plain(cells, job)
-        warned += [*_of_cells(cells, opened, sweep.first, drafts), *advised]
+        warned += _of_cells(cells, opened, sweep.first, drafts)
         cells = with_shifts(cells)
         warned += [*falls(cells), *_borrowed(job)]
         models: list[SpeedModel] = []
         for engine in running:
-            if predict:
-                cells, missed = engine.with_predictions(cells)
-                warned += missed
-            cells = engine.with_trees(cells, tuple(dict.fromkeys(tree_nodes)))
             if advise:
-                models += with_context_advice(engine.speed_models(cells))
+                models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
         if saved is not None:
             saved.write(result.to_dict())
         return result
-
-
-def _check_forecasts(sweep: Sweep, tree_nodes: Sequence[int], *, others: bool) -> None:
-    """Raise `SettingError` where forecasts, of trees or `others`, are wanted that cannot be made."""
-    if sweep.first.tree is not None and (others or tree_nodes):
-        raise SettingError("forecasts are made from a chain's run", "tree", hint="leave out --tree, or the forecast")
-    for nodes in tree_nodes:
-        if not 1 <= nodes <= MOST_NODES:
-            raise SettingError(f"a tree of {nodes} nodes", "tree_nodes", expected=f"1 to {MOST_NODES}")
 
 
 def _default_engines(job: Job) -> Sequence[BaseEngine]:
@@ -333,7 +315,7 @@ class _Measurement:
 
     def _cell(self, heading: Heading, settings: Settings, plain: Hold | None, whole: WholeRun) -> tuple[Cell, Run]:
         asked = self.job.conversations(settings)
-        whole.begin(f"{heading.draft}, K={settings.num_speculative_tokens}{self.label}", settings, asked.size)
+        whole.begin(f"{heading.draft}, {heading.drafted}{self.label}", settings, asked.size)
         passes, error, without = 0, math.inf, None
         with self._lane(heading.draft, asked, whole) as hold:
             if plain is not None and (repeats := self._repeats(settings)):
@@ -344,7 +326,7 @@ class _Measurement:
         tokenizer = self.job.tokenizer
         cell = cell_of(
             heading, run, without, settings, tokenizer,
-            passes=passes or None, pace_error=error, blocks=len(asked.blocks), positions=self.job.advises,
+            passes=passes or None, pace_error=error, blocks=len(asked.blocks),
         )  # fmt: skip
         cell = self.engine.told(cell, run, without)
         prompts = self.job.prompts.prompts

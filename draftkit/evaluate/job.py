@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from draftkit.convert.quantize import formats_by_part, quantized, read_formats, written_formats
 from draftkit.data.rows import LeftOutRows
 from draftkit.evaluate.contexts import Filler
 from draftkit.evaluate.measure import Conversations
@@ -37,8 +36,8 @@ class Job:
     """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
     `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. `records`: whether each round is kept, with what the draft says
-    of its tokens. `advises`: whether it is told which K is best, by slice too. `trees`: whether trees are drafted, or
-    told of. `takes`: what else than text its engines are sent. Raises `DraftkitError` where a part cannot be opened.
+    of its tokens. `takes`: what else than text its engines
+    are sent. Raises `DraftkitError` where a part cannot be opened.
     """
 
     target: str | OpenedTarget | None
@@ -47,8 +46,6 @@ class Job:
     stack: ExitStack
     resumes: bool = False
     records: bool = False
-    advises: bool = False
-    trees: bool = False
     takes: frozenset[Modality] = frozenset()
     _digests: dict[str, str | None] = field(default_factory=dict)
 
@@ -91,22 +88,8 @@ class Job:
 
     @cached_property
     def drafts(self) -> Mapping[str, Draft]:
-        """The unified drafts by their names, foreign ones converted; after each what is made of it by quantizing."""
-        found: dict[str, Draft] = {}
-        for source, opened in self.opened.items():
-            found[source] = opened.draft
-            found |= {name: quantized(opened.draft, formats) for name, formats in self.quantized(source).items()}
-        return found
-
-    def quantized(self, source: str) -> dict[str, dict[str, str]]:
-        """The formats by part with which a draft is measured too, by the name of what they make of it: each part alone,
-        then all together."""
-        if (text := self.sweep.first.fake_quant) is None:
-            return {}
-        chosen = formats_by_part(self.opened[source].draft, read_formats(text))
-        alone = [{part: format} for part, format in chosen.items()]
-        each = [*alone, *([chosen] if len(chosen) > 1 else [])]
-        return {f"{source}[{written_formats(formats)}]": formats for formats in each}
+        """The unified drafts by their names, foreign ones converted."""
+        return {source: opened.draft for source, opened in self.opened.items()}
 
     def conversations(self, settings: Settings) -> Conversations:
         reads = self.target is not None and self.opened_target.reads_images
@@ -155,7 +138,7 @@ class Job:
 
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
-    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "strict",
+    "num_speculative_tokens", "tree", "concurrency", "context", "slices", "prompts", "device", "dtype", "strict",
     "media_root",
 )  # fmt: skip
 
@@ -172,7 +155,7 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
     """The part of a result's provenance that states prompts and settings."""
-    left_out = {*VARIED, *(name for name in (*SCHEDULED, "fake_quant") if getattr(settings, name) is None)}
+    left_out = {*VARIED, *(name for name in SCHEDULED if getattr(settings, name) is None)}
     shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
     return {

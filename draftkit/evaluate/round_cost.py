@@ -180,7 +180,7 @@ class PlannedRound:
         return self.ms / self.plain_ms
 
     def to_dict(self) -> dict[str, object]:
-        """The cost as `draftkit plan --json` has it."""
+        """The cost as `draftkit eval --dry-run --json` has it."""
         return asdict(self) | {"pays_from": self.pays_from}
 
 

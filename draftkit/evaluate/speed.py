@@ -6,12 +6,12 @@ a forward is left out. Answers have n tokens, so
 
     speed-up(B, K) = (p₀ + (n − 1) · t(B, 0) / B) / (p + (n − 1) · t(B, K) / (A(K) · B)),
 
-which is A(K) · t(B, 0) / t(B, K) for long answers. The bound is the same with A(K) = K + 1: all drafts accepted.
+which is A(K) · t(B, 0) / t(B, K) for long answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -22,11 +22,11 @@ import torch
 
 from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
-from draftkit.results.cell import Cell, Interval
-from draftkit.results.record import SlicedAdvice, SpeedModel, Speedup
+from draftkit.results.cell import Cell
+from draftkit.results.record import SpeedModel, Speedup
 from draftkit.results.round_times import RoundTimes
 from draftkit.results.settings import Settings
-from draftkit.results.statistics import extended_rates, jackknife
+from draftkit.results.statistics import extended_rates
 from draftkit.results.verdict import well_known
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
@@ -142,11 +142,8 @@ def batches_up_to(largest: int) -> list[int]:
     return sorted({1 << power for power in range(largest.bit_length())} | {largest})
 
 
-def speed_model(
-    draft: str, cells: Sequence[Cell], times: RoundTimes, slices: Mapping[str, Sequence[str]] | None = None
-) -> SpeedModel:
-    """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured.
-    `slices`: what each request is, as `category=code`, where the K of each slice is wanted."""
+def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedModel:
+    """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured."""
     widest = max(cells, key=lambda cell: cell.num_speculative_tokens)
     costs = _Costs.of(widest, times)
     drafted = min(widest.num_speculative_tokens, times.largest_k)  # beyond, acceptance is extrapolated
@@ -167,9 +164,7 @@ def speed_model(
         rounds_ms=rounds_ms,
         verified_ms=verified_ms,
         predicted=tuple(
-            Speedup(batch, k, costs.speedup(batch, k), ideal_speedup=costs.speedup(batch, k, length=k + 1))
-            for batch in times.batches
-            for k in range(1, times.largest_k + 1)
+            Speedup(batch, k, costs.speedup(batch, k)) for batch in times.batches for k in range(1, times.largest_k + 1)
         ),
         measured=measured,
         mean_error=fmean(errors) if errors else None,
@@ -178,41 +173,7 @@ def speed_model(
         stop_above=schedule[-1][0] - 1 if schedule and schedule[-1][2] == 0 else None,
         largest_batch=times.batches[-1],
         withheld=withheld,
-        by_slice=None if withheld or not slices else tuple(_by_slice(costs, widest, slices, best, drafted)) or None,
     )
-
-
-def _by_slice(
-    costs: _Costs, cell: Cell, slices: Mapping[str, Sequence[str]], served: Mapping[int, int], largest_k: int
-) -> Iterator[SlicedAdvice]:
-    """The K of each slice at each batch size, beside the one that is `served`: batch → K. A slice that is all prompts
-    tells nothing of its own."""
-    rows: dict[str, list[tuple[int, ...]]] = {}  # of each prompt: rounds, and those in which each draft stood
-    records = [record for record in cell.by_prompt or () if record.accepted_per_pos]
-    for record in records:
-        for name in slices.get(record.id, ()):
-            rows.setdefault(name, []).append((record.rounds, *(record.accepted_per_pos or ())))
-    for name, mine in sorted(rows.items()):
-        totals = [sum(column) for column in zip(*mine, strict=True)]
-        if totals[0] and len(mine) < len(records):
-            for batch, k in served.items():
-                own = _best(costs.along(totals), batch, largest_k)
-                yield SlicedAdvice(name, len(mine), batch, own, k, _loss(costs, mine, batch, own, k))
-
-
-def _loss(costs: _Costs, rows: Sequence[tuple[int, ...]], batch: int, own: int, served: int) -> Interval:
-    """The share of the speed with one K that another costs."""
-
-    def lost(totals: Sequence[float]) -> float:
-        here = costs.along(totals)
-        return 1 - here.speedup(batch, served) / here.speedup(batch, own)
-
-    mean = lost([sum(column) for column in zip(*rows, strict=True)])
-    drafting = [row for row in rows if row[0]]
-    if own == served or len(drafting) < 2:
-        return Interval(mean, None, None, len(rows))
-    half = jackknife(drafting, lost).half()
-    return Interval(mean, mean - half, mean + half, len(rows))
 
 
 def _withheld(cells: Sequence[Cell], costs: _Costs) -> str | None:
@@ -260,21 +221,13 @@ class _Costs:
             (cell.output_tokens or 0) / (cell.num_prompts or 1),
         )
 
-    def along(self, totals: Sequence[float]) -> _Costs:
-        """The same where draft tokens stood as in so many rounds, and so many of them at each position."""
-        rounds, *accepted = totals
-        return replace(self, rates=[count / rounds for count in accepted] if rounds else [0.0] * len(accepted))
-
     def length(self, k: int) -> float:
         """The acceptance length at K, in the notation of the model A(K)."""
         return 1 + sum(extended_rates(self.rates, k))
 
-    def speedup(self, batch: int, k: int, length: float | None = None) -> float:
-        if k == 0:
-            return 1.0
-        length = self.length(k) if length is None else length
+    def speedup(self, batch: int, k: int) -> float:
         plain = self.plain_prefill_ms + (self.tokens - 1) * self.times.of(batch, 0) / batch
-        drafted = self.prefill_ms + (self.tokens - 1) * self.times.of(batch, k) / (length * batch)
+        drafted = self.prefill_ms + (self.tokens - 1) * self.times.of(batch, k) / (self.length(k) * batch)
         return plain / drafted
 
 

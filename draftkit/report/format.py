@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from draftkit.results.cell import Cell, Predicted
+from draftkit.results.cell import Cell
 from draftkit.results.metrics import number
-from draftkit.results.record import SlicedAdvice
 from draftkit.results.verdict import well_known
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -26,32 +23,3 @@ def size(count: float | None) -> str:
     while abs(count) >= 1024 and power < len(UNITS) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
-
-
-def prediction(predicted: Predicted) -> str:
-    """A predicted length, marked where it was extrapolated."""
-    return number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")
-
-
-def measured_of(predicted: Predicted, of: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The cell that was measured of what was predicted from the cell `of`; at its own batch where there are several,
-    as a prediction is of none."""
-    found = [cell for cell in cells if cell.measures(predicted, of)]
-    return min(found, key=lambda cell: cell.concurrency != of.concurrency, default=None)
-
-
-def by_slice(found: Sequence[SlicedAdvice]) -> dict[tuple[str, int], dict[int, SlicedAdvice]]:
-    """What is advised for each slice, by its name and number of prompts, at each batch size."""
-    rows: dict[tuple[str, int], dict[int, SlicedAdvice]] = {}
-    for one in found:
-        rows.setdefault((one.name, one.prompts), {})[one.concurrency] = one
-    return rows
-
-
-def lost(one: SlicedAdvice) -> str:
-    """The share of a slice's speed that the served K costs; – where that is the best for it too."""
-    if one.best_k == one.served_k:
-        return "–"
-    if one.loss.low is None or one.loss.high is None:
-        return f"{one.loss.mean:.0%}"
-    return f"{one.loss.mean:.0%} [{100 * one.loss.low:.0f}, {100 * one.loss.high:.0f}]"

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from draftkit.results.cell import Cell
 from draftkit.runtime.memory_plan import MemoryPlan
 
-RANKS = (2, 4, 8)
-
 
 @dataclass(frozen=True)
 class MemoryCost:
     """The memory that one draft takes beside its target on one device with `available` bytes.
 
-    `target_kv` and `draft_kv`: for a sequence of `capacity` positions. `target_states`, `draft_states`: of recurrent
-    modules, for each sequence; `plain_states`: the target's without the draft.
+    `target_kv` and `draft_kv`: for a sequence of `capacity` positions. `plain_states`: of recurrent modules, for each
+    sequence without the draft.
     `plain_slot` and `slot`: all that a sequence takes without the draft, and with it.
     """
 
@@ -30,8 +28,6 @@ class MemoryCost:
     slot: int
     available: int
     capacity: int
-    target_states: int = 0
-    draft_states: int = 0
     plain_states: int = 0
 
     @property
@@ -50,20 +46,6 @@ class MemoryCost:
         return 1 - self.batch / self.plain_batch if self.plain_batch else None
 
 
-@dataclass(frozen=True)
-class RankCost:
-    """Sequences that fit on `ranks` devices: without a draft, with it split over all ranks, with all of it on one.
-
-    `lost_kv`: the target's KV that each of the other ranks loses in the last case.
-    """
-
-    ranks: int
-    plain: int
-    split: int
-    on_one: int
-    lost_kv: int
-
-
 def memory_cost(cell: Cell) -> MemoryCost | None:
     """The costs by a cell's memory plan; None where it has none, or one that does not name the target's parts."""
     plan = cell.memory
@@ -78,8 +60,7 @@ def cost_of(plan: MemoryPlan, draft: str, k: int) -> MemoryCost:
     Without a draft, a sequence takes the target's KV, and states and logits of one position instead of K + 1.
     """
     target_kv = plan.per_slot["target cache"]
-    target_states = plan.per_slot.get("target states", 0)
-    plain_states = target_states // (k + 1)
+    plain_states = plan.per_slot.get("target states", 0) // (k + 1)
     return MemoryCost(
         target_weights=plan.fixed["target weights"],
         draft_weights=plan.fixed.get(f"weights of {draft}", 0),
@@ -89,33 +70,9 @@ def cost_of(plan: MemoryPlan, draft: str, k: int) -> MemoryCost:
         slot=sum(plan.per_slot.values()),
         available=plan.available,
         capacity=plan.capacity,
-        target_states=target_states,
-        draft_states=plan.per_slot.get("draft states", 0),
         plain_states=plain_states,
     )
 
 
-def tensor_parallel(cost: MemoryCost, ranks: int) -> RankCost:
-    """The cost under tensor parallelism, where every rank is a device like the measured one.
-
-    With R ranks of M bytes, weights of W (target) and D (draft) bytes, KV and states of t and d bytes a sequence, each
-    split evenly by heads, a rank holds
-
-        no draft          (M − W/R) / (t/R)            sequences
-        split draft       (M − W/R − D/R) / (t/R + d/R)
-        draft on one rank (M − W/R − D) / (t/R + d)    on that rank.
-
-    An engine gives every rank the same number of KV blocks, the least that any rank can hold. So the other ranks of
-    the last case lose the same sequences, although the draft takes none of their memory: what they lose stays unused.
-    Logits, activations and workspaces are left out. Heads that do not divide by R are repeated, which costs more.
-    """
-    free = cost.available - cost.target_weights / ranks
-    target, draft = cost.target_kv + cost.target_states, cost.draft_kv + cost.draft_states
-    plain = _fitting(free, (cost.target_kv + cost.plain_states) / ranks)
-    split = _fitting(free - cost.draft_weights / ranks, (target + draft) / ranks)
-    on_one = _fitting(free - cost.draft_weights, target / ranks + draft)
-    return RankCost(ranks, plain, split, on_one, lost_kv=(plain - on_one) * cost.target_kv // ranks)
-
-
-def _fitting(free: float, each: float) -> int:
-    return max(int(free // each), 0) if each > 0 else 0
+def _fitting(free: int, each: int) -> int:
+    return max(free // each, 0) if each > 0 else 0

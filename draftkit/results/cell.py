@@ -111,8 +111,7 @@ class PromptRecord:
 
     `drafts`: the rounds that had a draft, there where not all of them did. `seconds`: from its start to its last token,
     the mean of all passes; None where the engine does not say. What begins with `plain` is of plain decoding. `thinks`:
-    whether the answer thinks aloud, where that was looked for. `accepted_per_pos`: in how many rounds the draft token
-    at each position was accepted, where slices were asked for. `prompt_tokens`: of the prompt, where it was tokenized.
+    whether the answer thinks aloud, where that was looked for. `prompt_tokens`: of the prompt, where it was tokenized.
     """
 
     id: str
@@ -124,7 +123,6 @@ class PromptRecord:
     plain_seconds: float | None = None
     thinks: bool | None = field(default=None, metadata=OPTIONAL)
     drafts: int | None = field(default=None, metadata=OPTIONAL)
-    accepted_per_pos: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
     prompt_tokens: int | None = field(default=None, metadata=OPTIONAL)
 
 
@@ -137,32 +135,6 @@ class Slice:
     prompts: int
     acceptance_length: Interval | None
     shift: Interval | None
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of the answers: the output tokens from `begin` on and before `end`, and the acceptance length of the
-    `rounds` that began there, of `prompts` that were so long."""
-
-    begin: int
-    end: int
-    prompts: int
-    rounds: int
-    acceptance_length: Interval
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """The acceptance length that the probabilities of a run predict for another setting.
-
-    `extrapolated`: beyond the draft tokens that the run drafted.
-    """
-
-    temperature: float
-    draft_sampling: str
-    num_speculative_tokens: int
-    acceptance_length: float
-    extrapolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,52 +151,6 @@ class MeasuredTree:
     @classmethod
     def of(cls, tree: DraftTree | None) -> MeasuredTree | None:
         return None if tree is None else cls(tree.kind, tree.name, tree.nodes, tree.depth, tree.note)
-
-
-@dataclass(frozen=True)
-class TreeSpeed:
-    """How many times as fast a tree would be as plain decoding, and as the chain that was measured, at a batch.
-
-    `round_ms`: what a round takes, of which the target's verification takes `verification_ms`; older files lack both.
-    """
-
-    concurrency: int
-    over_plain: float
-    over_chain: float
-    round_ms: float | None = field(default=None, metadata=OPTIONAL)
-    verification_ms: float | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True)
-class StaticTree:
-    """The best static tree of so many nodes for the ranks that the target's tokens had among the draft's.
-
-    `choices`: its nodes as Medusa's lists have them, which `--tree choices:FILE` reads. `acceptance_length`: walked
-    along the target's own text; `expected_length`: what the rates of the ranks give it, as if they were independent.
-    `sglang`: the nearest that SGLang drafts, where it drafts trees with such a draft, with its length, and what that
-    would be if its draft read the keys of a node's ancestors, not those of its lane.
-    """
-
-    choices: tuple[tuple[int, ...], ...]
-    acceptance_length: float
-    expected_length: float
-    sglang: MeasuredTree | None = field(default=None, metadata=OPTIONAL)
-    sglang_length: float | None = field(default=None, metadata=OPTIONAL)
-    sglang_length_with_own_keys: float | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True)
-class ForecastTree:
-    """What a tree would bring: its acceptance length, told without running it, and by the times of its rounds its
-    speeds. `pays_up_to`: the largest batch up to which it is faster than the chain and plain decoding; None for none.
-    `static`: the best static tree of as many nodes; older files lack it.
-    """
-
-    tree: MeasuredTree
-    acceptance_length: float
-    speeds: tuple[TreeSpeed, ...]
-    pays_up_to: int | None = None
-    static: StaticTree | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +238,11 @@ class Heading:
         return None if self.tree is None else self.tree.name
 
     @property
+    def drafted(self) -> str:
+        """K as `K=4`, or the tree."""
+        return f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+
+    @property
     def drafts_a_round(self) -> str:
         """K, or of a tree the number of its nodes."""
         return str(self.num_speculative_tokens) if self.tree is None else f"{self.tree.nodes} nodes"
@@ -340,8 +271,9 @@ class Heading:
     def name(self) -> str:
         """The cell as messages call it."""
         context = "" if self.context is None else f", context {self.context}"
-        drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
-        return f"{self.draft}, {drafted}, concurrency {self.concurrency}{context}{', compiled' * bool(self.compiled)}"
+        return (
+            f"{self.draft}, {self.drafted}, concurrency {self.concurrency}{context}{', compiled' * bool(self.compiled)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,12 +287,9 @@ class Cell(Heading, Shown):
     streamed chunks. What begins with `baseline` is of plain decoding. `passes`: how
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
-    from which everything over prompts follows. `by_place`: the acceptance length along answers that are long enough.
-    `over_context`: by how much it is longer than that of the same prompts at the shortest context measured.
-    `length_with_own_keys`: of a tree as SGLang drafts it, whose draft reads the keys of lanes, the acceptance length if
-    it read those of a node's ancestors.
-    `longer_by`: the acceptance length less that of the cell of `compared_with`, over the same prompts. `draft_bytes`:
-    those of the draft's weights, where that is compared too.
+    from which everything over prompts follows. `over_context`: by how much it is longer than that of the same prompts
+    at the shortest context measured. `longer_by`: the acceptance length less that of the cell of `compared_with`, over
+    the same prompts.
     """
 
     engine_version: str | None = field(default=None, metadata=OTHERS)
@@ -402,16 +331,11 @@ class Cell(Heading, Shown):
     samples: tuple[Transcript, ...] | None = field(default=None, metadata=OWN)
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
-    predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
-    trees: tuple[ForecastTree, ...] | None = field(default=None, metadata=OPTIONAL)
-    length_with_own_keys: float | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
-    by_place: tuple[Stretch, ...] | None = field(default=None, metadata=OPTIONAL)
     over_context: Interval | None = field(default=None, metadata=OPTIONAL)
     compared_with: str | None = field(default=None, metadata=OPTIONAL)
     longer_by: Interval | None = field(default=None, metadata=OPTIONAL)
-    draft_bytes: int | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -419,12 +343,6 @@ class Cell(Heading, Shown):
             quantiles = getattr(self, name)
             if quantiles is not None and len(quantiles) != QUANTILES:
                 raise ValueError(f"{name} has {len(quantiles)} numbers, and is the 0th to the 100th percentile")
-
-    def measures(self, predicted: Predicted, of: Cell) -> bool:
-        """Whether it is the setting that was predicted from the cell `of`."""
-        asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
-        same = (self.draft, self.target, self.engine, self.context) == (of.draft, of.target, of.engine, of.context)
-        return same and (self.temperature, self.draft_sampling, self.num_speculative_tokens) == asked
 
     @property
     def accepted_at(self) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ def compare(before: Result, after: Result) -> tuple[ComparedCells, ...]:
 
     def setting(cell: Cell) -> tuple[object, ...]:
         name = "" if single else cell.draft
-        asked = (cell.num_speculative_tokens, cell.temperature, cell.concurrency, cell.context)
+        asked = (cell.num_speculative_tokens, cell.tree_name, cell.temperature, cell.concurrency, cell.context)
         return name, cell.engine, *asked, cell.dataset
 
     later = {setting(cell): cell for cell in after.cells}

@@ -1,5 +1,4 @@
-"""How acceptance falls with the context: the same questions behind more and less text, prompt by prompt; and which K is
-fastest there."""
+"""How acceptance falls with the context: the same questions behind more and less text, prompt by prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from dataclasses import replace
 from draftkit.finding import Finding
 from draftkit.results.cell import Cell
 from draftkit.results.metrics import length
-from draftkit.results.record import ContextAdvice, SpeedModel
 from draftkit.results.statistics import Sums, gain
 
 
@@ -56,37 +54,3 @@ def _paired(one: Cell, other: Cell) -> tuple[Sums, Sums]:
     theirs = {record.id: (record.accepted, record.rounds) for record in other.by_prompt or () if record.rounds}
     both = [id for id in mine if id in theirs]
     return [mine[id] for id in both], [theirs[id] for id in both]
-
-
-def with_context_advice(models: Sequence[SpeedModel]) -> list[SpeedModel]:
-    """The models, that of each draft's longest context with the fastest K at every batch and context."""
-    found = list(models)
-    drafts: dict[str, list[SpeedModel]] = {}
-    for model in models:
-        if model.doubt is None and model.schedule:
-            drafts.setdefault(model.draft, []).append(model)
-    for mine in drafts.values():
-        ordered = sorted(mine, key=lambda model: model.context or 0)
-        if len(ordered) > 1:
-            batches = sorted(set.intersection(*({p.concurrency for p in model.predicted} for model in ordered)))
-            advice = tuple(_advice(ordered, batch) for batch in batches)
-            found[found.index(ordered[-1])] = replace(ordered[-1], by_context=advice)
-    return found
-
-
-def _advice(models: Sequence[SpeedModel], batch: int) -> ContextAdvice:
-    """What the models of ascending contexts say of a batch."""
-    best = tuple((model.context or 0, model.served_k(batch)) for model in models)
-    beyond = len(best)  # the contexts from this one on have no K
-    while beyond and best[beyond - 1][1] == 0:
-        beyond -= 1
-    if beyond == len(best):
-        return ContextAdvice(batch, best, None)
-    if not beyond:
-        return ContextAdvice(batch, best, 0)
-    before, after = (
-        max(p.speedup for p in models[at].predicted if p.concurrency == batch) for at in (beyond - 1, beyond)
-    )
-    share = min(max((before - 1) / (before - after), 0.0), 1.0) if before > after else 1.0
-    (begin, _), (end, _) = best[beyond - 1], best[beyond]
-    return ContextAdvice(batch, best, round(begin + share * (end - begin)))

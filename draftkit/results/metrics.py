@@ -42,11 +42,6 @@ def difference(interval: Interval | None) -> str:
     return length(interval, signed=True)
 
 
-def megabytes(size: int) -> str:
-    """Bytes as millions of them."""
-    return f"{size / 1e6:,.2f}"
-
-
 def mean(interval: Interval | None) -> str:
     """A mean without its interval."""
     return number(interval.mean if interval else None)
@@ -62,6 +57,11 @@ def _medians(latencies: Sequence[Times | None]) -> str:
 
 def _shares(rates: Sequence[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates) or "–"
+
+
+def _parts(tree: str) -> str:
+    """The name of a tree, which wraps between its numbers."""
+    return tree.replace(",", ", ")
 
 
 def _equality(cell: Cell) -> str:
@@ -137,6 +137,10 @@ METRICS = (
     Metric("dataset", "dataset", "dataset", "", ("card", "csv"), left=True),
     Metric("num_speculative_tokens", "drafts_a_round", "K", "", ("table", "details", "card", "page", "notebook")),
     Metric("num_speculative_tokens", "num_speculative_tokens", "K", "", ("csv",)),
+    Metric(
+        "tree", "tree_name", "tree", _parts, ("table", "details", "card", "page", "notebook"),
+        sparing=("table", "details", "card", "page", "notebook"), left=True,
+    ),
     Metric("tree", "tree_name", "tree", "", ("csv",)),
     Metric(
         "temperature", "temperature", "T", "g",
@@ -173,10 +177,6 @@ METRICS = (
         sparing=("table", "card-acceptance", "page", "notebook"),
     ),
     Metric("compared_with", "compared_with", "compared with", "", ("csv",)),
-    Metric(
-        "draft_bytes", "draft_bytes", "draft\nMB", megabytes, ("table", "card-acceptance", "csv", "page", "notebook"),
-        sparing=("table", "card-acceptance", "page", "notebook"),
-    ),
     Metric(
         "length_of_drafts", "length_of_drafts", "of\ndrafts", mean, ("table", "card-acceptance", "page", "notebook"),
         sparing=("table", "page"), unlike="acceptance_length",

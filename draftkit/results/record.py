@@ -19,7 +19,7 @@ from draftkit.hub.local_paths import names_of_paths, with_names
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
 from draftkit.io.shown import Rows, Shown
-from draftkit.results.cell import OPTIONAL, Cell, Interval, fields_of
+from draftkit.results.cell import OPTIONAL, Cell, fields_of
 from draftkit.results.metrics import metrics_of
 from draftkit.results.verdict import ResultVerdict, verdicts
 
@@ -40,12 +40,11 @@ class RoundTime:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Against plain decoding: measured or by the model; `ideal_speedup` if every draft token were accepted."""
+    """Against plain decoding: measured or by the model."""
 
     concurrency: int
     num_speculative_tokens: int
     speedup: float
-    ideal_speedup: float | None = field(default=None, metadata=OPTIONAL)
     predicted: float | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
@@ -54,36 +53,12 @@ class Speedup:
 
 
 @dataclass(frozen=True)
-class SlicedAdvice:
-    """The K that is best for the prompts of a slice at a batch size, 0 for none, beside the `served_k` that is best for
-    all of them together. `loss`: the share of the slice's speed that the served K costs, with its interval."""
-
-    name: str
-    prompts: int
-    concurrency: int
-    best_k: int
-    served_k: int
-    loss: Interval
-
-
-@dataclass(frozen=True)
-class ContextAdvice:
-    """The fastest K of a batch at each context, as (context, K), 0 where none is faster than plain decoding.
-    `break_even`: the context beyond which none is, on a line between the two that tell it; None where K pays at all."""
-
-    concurrency: int
-    best_k: tuple[tuple[int, int], ...]
-    break_even: int | None
-
-
-@dataclass(frozen=True)
 class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
     `withheld`: why there is no schedule and no best K, and what to measure instead. `verified_ms`: rounds of a draft
-    that estimates its chances, with fewer drafts for the target. `by_slice`: what it costs that a server has one K.
-    `by_context`: of the longest of several contexts, what is fastest at each of them.
+    that estimates its chances, with fewer drafts for the target.
     """
 
     draft: str
@@ -99,8 +74,6 @@ class SpeedModel:
     context: int | None = field(default=None, metadata=OPTIONAL)
     withheld: str | None = field(default=None, metadata=OPTIONAL)
     verified_ms: tuple[RoundTime, ...] | None = field(default=None, metadata=OPTIONAL)
-    by_slice: tuple[SlicedAdvice, ...] | None = field(default=None, metadata=OPTIONAL)
-    by_context: tuple[ContextAdvice, ...] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def drafted(self) -> int | None:
@@ -113,10 +86,6 @@ class SpeedModel:
         if self.withheld is None and self.mean_error is not None and self.mean_error > TRUSTED:
             return f"the predictions were off by {self.mean_error:.0%} on average"
         return self.withheld
-
-    def served_k(self, batch: int) -> int:
-        """The K of a batch in the schedule, which has one."""
-        return next(k for first, last, k in self.schedule or () if first <= batch <= last)
 
     def __post_init__(self) -> None:
         if any(len(entry) != 3 for entry in self.schedule or ()):

@@ -46,7 +46,6 @@ class RecordedRound:
     tree: str | None = None
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
-    ranks: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         k, levels = self.num_speculative_tokens, self.drafted if self.tree is None else self.num_speculative_tokens

@@ -103,12 +103,6 @@ class Settings:
         unit="sequences",
         needs="no k_by_batch",
     )
-    fake_quant: str | None = setting(
-        "Measure the draft with weights quantized in parts too, before any file is written: a format for the usual "
-        "parts, as fp8-dynamic, or part:format pairs, as head:fp8-dynamic,mlp:w4a16-g128; all: every part.",
-        None,
-        later=True,
-    )
     tree: str | None = setting(f"Draft a tree instead of a chain: {', '.join(EXAMPLES)}.", None)
     eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
     compile: bool = setting(
@@ -196,6 +190,7 @@ class Settings:
         self,
         *,
         num_speculative_tokens: int | None = None,
+        tree: str | None = None,
         concurrency: int | None = None,
         temperature: float | None = None,
         context: int | None = None,
@@ -204,6 +199,7 @@ class Settings:
         return replace(
             self,
             num_speculative_tokens=_or(num_speculative_tokens, self.num_speculative_tokens),
+            tree=_or(tree, self.tree),
             concurrency=_or(concurrency, self.concurrency),
             context=_or(context, self.context),
             sampling=replace(self.sampling, temperature=_or(temperature, self.sampling.temperature)),
@@ -213,21 +209,23 @@ class Settings:
         self,
         *,
         k: Sequence[int] = (),
+        tree: Sequence[str] = (),
         concurrency: Sequence[int] = (),
         temperature: Sequence[float] = (),
         context: Sequence[int] = (),
     ) -> Sweep:
         """Every combination of these values, all else as it is; without values, that of these settings.
 
-        Raises `SettingError` for several K with K by batch, which is for one.
+        Raises `SettingError` for several K with K by batch, which is for one, and for K beside a tree.
         """
-        self._check_ks(k)
+        (self.at(tree=tree[0]) if tree else self)._check_ks(k)
         return Sweep(
             tuple(
-                self.at(num_speculative_tokens=tokens, concurrency=batch, temperature=hot, context=length)
+                self.at(num_speculative_tokens=tokens, tree=shape, concurrency=batch, temperature=hot, context=length)
                 for length in context or (self.context,)
                 for hot in temperature or (self.sampling.temperature,)
                 for batch in concurrency or (self.concurrency,)
+                for shape in tree or (self.tree,)
                 for tokens in k or (self.num_speculative_tokens,)
             )
         )
@@ -242,7 +240,7 @@ class Settings:
             )  # fmt: skip
 
 
-Value = TypeVar("Value", int, float)
+Value = TypeVar("Value")
 
 
 def _or(value: Value | None, default: Value) -> Value:
@@ -253,7 +251,8 @@ def _or(value: Value | None, default: Value) -> Value:
 class Sweep:
     """Settings that are measured one after another: what all of one measurement are asked.
 
-    They are alike but for K, concurrency, temperature and context. Raises `DraftkitError` otherwise, and for none.
+    They are alike but for K, tree, concurrency, temperature and context. Raises `DraftkitError` otherwise, and for
+    none.
     """
 
     settings: tuple[Settings, ...]
@@ -262,9 +261,10 @@ class Sweep:
         if len({_shared(settings) for settings in self.settings}) != 1:
             raise DraftkitError(
                 f"a sweep of {len(self.settings)} settings",
-                expected="at least one, and no difference but in K, concurrency, temperature and context",
+                expected="at least one, and no difference but in K, tree, concurrency, temperature and context",
             )
-        self.first._check_ks(self.k)
+        if not self.trees:
+            self.first._check_ks(self.k)
 
     @classmethod
     def of(cls, asked: Settings | Sweep) -> Sweep:
@@ -277,6 +277,11 @@ class Sweep:
     @property
     def k(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(settings.num_speculative_tokens for settings in self.settings))
+
+    @property
+    def trees(self) -> tuple[DraftTree, ...]:
+        """The trees that are drafted; none where chains are."""
+        return tuple(dict.fromkeys(tree for one in self.settings if (tree := one.drafted_tree) is not None))
 
     @property
     def concurrency(self) -> tuple[int, ...]:
@@ -309,8 +314,10 @@ class Sweep:
     @property
     def largest(self) -> Settings:
         """The settings that would take the most memory."""
-        most = max(self.concurrency)
-        return self.first.at(num_speculative_tokens=max(self.k), concurrency=most, context=max(self.context))
+        widest = max(
+            self.settings, key=lambda one: one.drafted_tree.span if one.drafted_tree else one.num_speculative_tokens
+        )
+        return widest.at(concurrency=max(self.concurrency), context=max(self.context))
 
 
 @dataclass(frozen=True)
@@ -345,15 +352,13 @@ AS_STARTED = Taken(
     "a server, which runs as it was started",
     several_k=False,
     verification=("rejection",),
-    left=(*SCHEDULED, *DRAWN, "tree", "fake_quant"),
+    left=(*SCHEDULED, *DRAWN, "tree"),
 )
-VLLM = Taken(
-    "vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence", "tree", "fake_quant")
-)
+VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence", "tree"))
 
 
 def _shared(settings: Settings) -> str:
     """What all settings of a sweep have in common, to compare; there may be dictionaries in it."""
-    varied = {"num_speculative_tokens", "concurrency", "context"}
+    varied = {"num_speculative_tokens", "tree", "concurrency", "context"}
     shared = {name: value for name, value in vars(settings.at(temperature=0.0)).items() if name not in varied}
     return repr(shared)

@@ -14,10 +14,9 @@ from functools import cache
 from math import atan, cos, exp, isnan, log, log1p, pi, sin, sqrt, tan
 from statistics import fmean
 
-from draftkit.results.cell import QUANTILES, Interval, PromptRecord, Stretch, Times
+from draftkit.results.cell import QUANTILES, Interval, PromptRecord, Times
 from draftkit.runtime.records import Generation, Round
 
-FIRST_PLACE = 64  # output tokens
 LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
 
 Sums = Sequence[tuple[float, int]]  # of each prompt: accepted draft tokens, measured or expected, and rounds
@@ -249,27 +248,6 @@ def lengths_by_convention(generations: Sequence[Generation], categories: Sequenc
 def acceptance_mean(generations: Sequence[Generation]) -> float:
     """The mean acceptance length of generations with at least one round that drafted."""
     return 1 + fmean(r.accepted for r in drafted_rounds(generations))
-
-
-def lengths_by_place(generations: Sequence[Generation]) -> tuple[Stretch, ...]:
-    """The acceptance length where in the answers rounds began: of their first `FIRST_PLACE` tokens, of as many after
-    these, and of stretches that are twice as long each time. Empty where all rounds began in the first."""
-    found: dict[int, list[tuple[float, int]]] = {}
-    for g in generations:
-        sums: dict[int, tuple[float, int]] = {}
-        for r in g.rounds:
-            place = ((r.position - len(g.request.prompt)) // FIRST_PLACE).bit_length()
-            accepted, rounds = sums.get(place, (0.0, 0))
-            sums[place] = (accepted + r.accepted, rounds + 1)
-        for place, own in sums.items():
-            found.setdefault(place, []).append(own)
-    if len(found) < 2:
-        return ()
-    begins = {place: FIRST_PLACE << (place - 1) if place else 0 for place in found}
-    return tuple(
-        Stretch(begins[place], FIRST_PLACE << place, len(sums), sum(n for _, n in sums), length_over_prompts(sums))
-        for place, sums in sorted(found.items())
-    )
 
 
 def percentiles(seconds: Sequence[float]) -> Times | None:

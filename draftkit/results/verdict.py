@@ -197,7 +197,7 @@ def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
 def _unmeasured(cells: Sequence[Cell]) -> str:
     """Acceptance alone, of the one setting or of the best of several."""
     best = _longest(cells)
-    several = len({(cell.draft, cell.num_speculative_tokens) for cell in cells}) > 1
+    several = len({(cell.draft, cell.drafted) for cell in cells}) > 1
     accepts = f"accepts most, {_length(best)}" if several else f"has {_length(best)}"
     return f"{_named(best)} {accepts}; what that gains in speed was not measured"
 

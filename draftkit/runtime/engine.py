@@ -72,7 +72,7 @@ def check_draft_tokens(k: int, most: int | None, where: str | None = None) -> No
         raise DraftkitError(f"K = {k} draft tokens a round", where=where, expected=f"1 to {most}, {why}")
 
 
-FOR_A_CHAIN = "leave out --tree, or --tree-nodes, for a chain"
+FOR_A_CHAIN = "leave out --tree for a chain"
 
 
 def check_drafts_trees(target: Target, drafter: Drafter, where: str | None = None) -> None:
@@ -481,7 +481,6 @@ class Engine:
                 outcome.confidences,
                 outcome.probabilities,
                 outcome.parents,
-                outcome.ranks,
             )
         )
 

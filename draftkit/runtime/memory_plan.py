@@ -35,7 +35,11 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return sum(self.fixed.values()) + self.num_slots * sum(self.per_slot.values())
+        return self.of(self.num_slots)
+
+    def of(self, slots: int) -> int:
+        """The bytes of as many slots."""
+        return sum(self.fixed.values()) + slots * sum(self.per_slot.values())
 
     def holds_twice(self, *parts: str) -> bool:
         """Whether there is room for these parts of all slots once more, as for another engine on the same weights."""
@@ -47,7 +51,7 @@ class MemoryPlan:
         return max((self.available - sum(self.fixed.values())) // max(sum(self.per_slot.values()), 1), 0)
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as results and `draftkit plan --json` have it."""
+        """The plan as results and `draftkit eval --dry-run --json` have it."""
         totals = {"total": self.total, "largest_batch": self.largest_batch}
         told = asdict(self) | totals
         return {name: value for name, value in told.items() if value is not None}

@@ -21,9 +21,7 @@ class Round:
     token 0 stood in the place of its tokens, or no tree grew. Where an engine keeps what the draft said (`estimates`),
     of each draft token `confidences`, what its own head said of the chance that it stands, and `probabilities`, the
     draft's of the token: in what it was drawn from, and at temperature 1 where it was chosen. Empty where the draft has
-    none, and of a tree. `ranks`, kept with these: how far down in the draft's order the target's own token was at each
-    position up to the first rejected draft; None where the draft would never draft it. Of a tree, `parents` are the
-    numbers of each token's parent, counted from 1, 0 where it is the
+    none, and of a tree. Of a tree, `parents` are the numbers of each token's parent, counted from 1, 0 where it is the
     root; `expected[i]` is then that the walk goes on after i tokens.
     """
 
@@ -37,7 +35,6 @@ class Round:
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
     parents: tuple[int, ...] = ()
-    ranks: tuple[int | None, ...] = ()
 
 
 @dataclass

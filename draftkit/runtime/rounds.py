@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import torch
@@ -84,8 +83,8 @@ class SlotState:
 
 class Outcome(NamedTuple):
     """What became of a sequence in a round: the draft tokens, what the target emitted, the expected acceptance of each
-    draft, and what the draft said of it (`Round`, as are `parents` and `ranks`). Where something is `broken`, the rest
-    means nothing."""
+    draft, and what the draft said of it (`Round`, as are `parents`). Where something is `broken`, the rest means
+    nothing."""
 
     proposal: tuple[int, ...]
     emitted: list[int]
@@ -94,19 +93,17 @@ class Outcome(NamedTuple):
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float, ...] = ()
     parents: tuple[int, ...] = ()
-    ranks: tuple[int | None, ...] = ()
 
 
 class _Watched:
     """A `Draw`, at temperature 0 where it is given none, that notes which rows of a round had usable logits; with
-    `estimates`, also how probable they make each token, and how far down each token of the target's is."""
+    `estimates`, also how probable they make each token."""
 
     def __init__(self, draw: Draw | None, *, estimates: bool):
         self._draw = draw
         self._finite: list[Tensor] = []
         self._estimates = estimates
         self.probabilities: list[Tensor] = []  # of each step, float32 [B]
-        self._heard: list[tuple[Tensor, Tensor | None]] = []  # the logits [B, V] of each step, and the ids of columns
 
     def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         if self._draw is None:
@@ -117,22 +114,7 @@ class _Watched:
         if self._estimates:
             own = token[:, None] if ids is None else (ids == token[:, None]).long().argmax(1, keepdim=True)
             self.probabilities.append(logits.float().softmax(-1).gather(1, own)[:, 0])
-            self._heard.append((logits, ids))
         return token
-
-    def ranks(self, emitted: Emitted) -> Tensor:
-        """float64 [B, K]: the rank of each emitted token among what the draft held likeliest there, of equals the first
-        column; −1 where it would never draft it, NaN beyond the first rejected draft."""
-        found = []
-        for step, (logits, ids) in enumerate(self._heard):
-            columns = torch.arange(logits.shape[1], device=logits.device)
-            is_own = (columns if ids is None else ids) == emitted.tokens[:, step, None]
-            own = is_own.long().argmax(1, keepdim=True)
-            score = logits.gather(1, own)
-            rank = ((logits > score) | ((logits == score) & (columns < own))).sum(1)
-            rank = torch.where(is_own.any(1) & (score[:, 0] > -torch.inf), rank, -1).double()
-            found.append(rank.masked_fill(step >= emitted.counts, torch.nan))
-        return torch.stack(found, dim=1)
 
     def finite(self, slots: Tensor) -> Tensor:
         """bool [B]: the rows `slots` [B] in which all logits so far were usable."""
@@ -199,27 +181,21 @@ class Rounds:
         emitted = emitted.padded(k)
         packed = _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
         return (
-            torch.cat((packed, self._estimated(proposed, emitted, one_hot, draw, watched)), dim=1)
-            if self.estimates
-            else packed
+            torch.cat((packed, self._estimated(proposed, one_hot, draw, watched)), dim=1) if self.estimates else packed
         )
 
-    def _estimated(
-        self, proposed: Proposal, emitted: Emitted, one_hot: Tensor, draw: RoundDraw | None, watched: _Watched
-    ) -> Tensor:
-        """float64 [B, 3K]: the confidences of a round's drafts, their probabilities, and the ranks of the target's
-        tokens; NaN where there is none."""
+    def _estimated(self, proposed: Proposal, one_hot: Tensor, draw: RoundDraw | None, watched: _Watched) -> Tensor:
+        """float64 [B, 2K]: the confidences of a round's drafts, and their probabilities; NaN where there is none."""
         tokens = proposed.tokens
         k = tokens.shape[1]
         unknown = tokens.new_full(tokens.shape, torch.nan, dtype=torch.float64)
         confidences = unknown if proposed.confidences is None else proposed.confidences[:, :k].double()
         if self.drafter is None or self.drafter.module is None or len(watched.probabilities) < max(k, 1):
-            return torch.cat((confidences, unknown, unknown), dim=1)
+            return torch.cat((confidences, unknown), dim=1)
         own = torch.stack(watched.probabilities[:k], dim=1) if k else unknown
         if draw is not None:
             own = torch.where(one_hot[:, None], own, draw.probs.gather(2, tokens[..., None])[..., 0])
-        ranks = watched.ranks(emitted)[:, :k] if k else unknown
-        return torch.cat((confidences, own.double(), ranks), dim=1)
+        return torch.cat((confidences, own.double()), dim=1)
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
@@ -294,7 +270,7 @@ def _packed(emitted: Emitted, proposal: Tensor, lengths: Tensor, broken: Tensor)
 
 def outcomes(packed: Tensor, k: int) -> list[Outcome]:
     """The outcome of each row of a round of `k` drafts: the one transfer to the host."""
-    begins = [k + 1 + part * k for part in range(5)]  # of what has a number for each draft
+    begins = [k + 1 + part * k for part in range(4)]  # of what has a number for each draft
     estimated = packed.shape[1] > 3 + begins[2]
     found = []
     for broken, drafted, count, *rest in packed.tolist():
@@ -304,11 +280,8 @@ def outcomes(packed: Tensor, k: int) -> list[Outcome]:
         emitted = [int(token) for token in rest[: int(count)]]
         outcome = Outcome(tuple(map(int, proposal)), emitted, expected, BROKEN[int(broken)])
         if estimated:
-            confidences, probabilities, ranks = estimates
-            outcome = outcome._replace(
-                confidences=_known(confidences), probabilities=_known(probabilities),
-                ranks=tuple(None if rank < 0 else int(rank) for rank in takewhile(lambda rank: rank == rank, ranks)),
-            )  # fmt: skip
+            confidences, probabilities = estimates
+            outcome = outcome._replace(confidences=_known(confidences), probabilities=_known(probabilities))
         found.append(outcome)
     return found
 

@@ -119,7 +119,7 @@ def small(case: Case) -> tuple[Target, Drafter]:
 
 
 def planned(case: Case, config: PretrainedConfig, own: Footprint, drafter: Drafter, context: int) -> MemoryPlan:
-    """What `draftkit plan` says of the device with the least room, which is the first."""
+    """What `draftkit eval --dry-run` says of the device with the least room, which is the first."""
     devices = [torch.device("cuda", number) for number in range(case.cards)]
     free = dict.fromkeys(devices, int(FREE[case.gpu] * GIB))
     load = Load(

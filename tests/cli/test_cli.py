@@ -17,15 +17,11 @@ import pytest
 import typer.main
 from conftest import Command
 from fixtures.checkpoints import pico
-from fixtures.eval_results import cell, write
 from fixtures.servers.hub_server import HubServer
 
-from draftkit import zoo
 from draftkit.cli import app
 from draftkit.convert.destinations import destinations
 from draftkit.convert.detect import all_formats
-from draftkit.data.sample_files import write_samples
-from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.layout.folder import read_draft
 from draftkit.version import __version__
 
@@ -64,8 +60,7 @@ SURFACE = {
         "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
-        "--predict",
-        "--tree-nodes", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
+        "--dry-run", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
         "--for", "--json", "--csv",
     ],
     "gate": [
@@ -81,10 +76,6 @@ SURFACE = {
     "calibrate": [
         "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
         "--prompts", "--limit", "--max-new-tokens", "--device", "--dtype", "--trust-remote-code", "--json",
-    ],
-    "plan": [
-        "--target", "--draft", "--k", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens", "--context",
-        "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--json",
     ],
     "settings": ["[KIND]", "[NAME]", "--json"],
     "train": [
@@ -455,59 +446,6 @@ def test_a_checkpoint_of_another_family_than_from_says_what_it_looks_like(
     ran = draftkit("inspect", source, "--from", named)
     assert (ran.code, why in ran.out.splitlines()[0]) == (1, True)
     assert f"looks like EAGLE-3 (SafeAILab layout), the format eagle3, and cannot be read as {named}" in ran.err
-
-
-@pytest.mark.slow
-def test_inspect_says_what_else_draftkit_has_written(draftkit: Command, tmp_path: Path) -> None:
-    result, samples = tmp_path / "result.json", tmp_path / "samples.jsonl"
-    write(result, cell("draft"))
-    write_samples(samples, [Sample.of("one", [1, 2, 3], [(1, 3)])], SamplesOrigin("zoo:target", "0"))
-    for path, kind, taken in (
-        (result, "a measurement of ", "report"),
-        (samples, "training data for zoo:target: 1 sample, 3 tokens", "data check"),
-        (zoo.prompts_path(), "rows with question_id, category, turns", "data prepare"),
-    ):
-        assert_is_named(draftkit, path, f"{path}: {kind}", f"{taken} {path}")
-
-
-@pytest.mark.slow
-def test_inspect_names_certificates_and_stored_states(draftkit: Command, tmp_path: Path) -> None:
-    """Those that draftkit has written itself."""
-    samples, states, certificates = tmp_path / "samples.jsonl", tmp_path / "states", tmp_path / "certificates.json"
-    write_samples(samples, [Sample.of("one", [1, 2, 3], [(1, 3)])], SamplesOrigin("zoo:target", "0"))
-    assert draftkit("data", "states", samples, states, "--target", "zoo:target").code == 0
-    asked = ("--draft", "zoo:eagle3", "--k", 2, "--limit", 1, "--max-new-tokens", 4, "--out", certificates)
-    assert draftkit("certify", "--target", "zoo:target", *asked).code == 0
-    of_states = "hidden states of zoo:target for 1 samples, stored as bf16"
-    assert_is_named(draftkit, states, of_states, f"train --target zoo:target --states {states} --data DATA")
-    of_certificates = "1 certificate\n  zoo:eagle3 on zoo:target: no difference seen"
-    assert_is_named(draftkit, certificates, f"{certificates}: {of_certificates}", "certify --help")
-
-
-@pytest.mark.slow
-def test_inspect_offers_of_a_run_what_takes_it(draftkit: Command, tmp_path: Path) -> None:
-    """`report` only one that was validated; one that ended otherwise is measured, one that did not goes on."""
-    run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoint-2"
-    (run / "draft").mkdir(parents=True)
-    checkpoint.mkdir()
-    (checkpoint / "train.yaml").write_text("recipe: eagle3\ntarget: zoo:target\n")
-    state, config = checkpoint / "trainer_state.json", run / "draft" / "config.json"
-    state.write_text('{"global_step": 2, "max_steps": 4}')
-    named = "a training run of eagle3 for zoo:target\n  step 2 of 4, 1 checkpoint"
-    assert_is_named(draftkit, run, named, f"train --config {checkpoint / 'train.yaml'} --out {run} --resume")
-    config.write_text("{}")
-    assert_is_named(draftkit, run, named, f"eval --target zoo:target --draft {config.parent}")
-    state.write_text('{"global_step": 2, "max_steps": 4, "log_history": [{"step": 2, "eval_acceptance_length": 1.5}]}')
-    assert_is_named(draftkit, run, named, f"report {run}")
-    assert draftkit("report", run, "--out", tmp_path / "page.html").code == 0
-
-
-def assert_is_named(draftkit: Command, path: Path, kind: str, taken: str) -> None:
-    """What `inspect` says of a path, and of the command that takes it."""
-    ran = draftkit("inspect", path)
-    assert (ran.code, kind in ran.out) == (0, True), ran
-    assert ran.err.startswith(f"next: draftkit {taken}"), ran.err
-    assert json.loads(draftkit("inspect", path, "--json").out)["source"] == str(path)
 
 
 def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path: Path) -> None:

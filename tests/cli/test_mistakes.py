@@ -149,7 +149,7 @@ def test_a_value_that_no_run_can_have_is_a_usage_error_of_its_option_before_anyt
 
 # All options that `draftkit eval` has lost, and what there is instead.
 MOVED = {
-    "--certify": "draftkit certify", "--plan-memory": "draftkit plan", "--plan-time": "draftkit plan",
+    "--certify": "draftkit certify",
     "--vllm-url=http://host": "--server", "--vllm-baseline-url": "--server-baseline",
     "--thinking": "--set thinking=true", "--no-thinking": "--set thinking=false",
     "--template": "--set template=true", "--no-template": "--set template=false",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize, forward_quantize
+from conftest import Command
 from safetensors.torch import load_file
 from torch import nn
 
@@ -175,3 +176,28 @@ def test_what_modelopt_leaves_out_is_left_out_and_listed(name: str) -> None:
             assert ("*qkv_proj" in ignored) == text.startswith("fc:")
             assert "*gate_up_proj" not in ignored
             assert not any(fnmatch.fnmatch(module, pattern) for module in weights for pattern in ignored)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("lm_head:fp8-dynamic", "of this draft: fc, qkv, o, mlp, all"), ("qkv:int4", "one of fp8-dynamic, fp8, nvfp4")],
+)
+def test_parts_and_formats_that_there_are_not(text: str, words: str, tmp_path: Path, draftkit: Command) -> None:
+    """DFlash has the target's head."""
+    refused = draftkit("convert", "zoo:dflash", tmp_path / "out", "--target", "zoo:target", "--quantize", text)
+    assert refused.code in (1, 2)
+    assert words in " ".join(refused.err.split())
+
+
+def test_an_engine_has_its_exclusions(tmp_path: Path, draftkit: Command) -> None:
+    """Those that a user does not name are kept plain; one that is named is refused."""
+    out = draftkit("convert", "zoo:eagle3", tmp_path / "out", "--to", "sglang", "--target", "zoo:target",
+                   "--quantize", "fp8-dynamic")  # fmt: skip
+    assert out.code == 0
+    config = (tmp_path / "out/config.json").read_text()
+    assert "re:.*\\\\bfc$" in config
+    refused = draftkit("convert", "zoo:eagle3", tmp_path / "no", "--to", "sglang", "--target", "zoo:target",
+                       "--quantize", "fc:fp8-dynamic")  # fmt: skip
+    assert refused.code == 1
+    assert "reads no quantized fc" in refused.err
+    assert not (tmp_path / "no").exists()

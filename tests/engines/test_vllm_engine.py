@@ -240,12 +240,12 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
     (said,) = (w["message"] for w in json.loads(done.out)["warnings"] if w["name"] == "vllm-only")
     assert said.startswith("draftkit's own engine does not run this pair: FalconForCausalLM does not attend")
     assert draftkit(*measure, "--engine", "draftkit").code == 1
-    for option in ("--advise", "--predict", ("--records", tmp_path / "records")):
+    for option in ("--advise", ("--records", tmp_path / "records")):
         refused = draftkit(*measure, *([option] if isinstance(option, str) else option))
         assert refused.code == 1
         assert "next: leave out" in refused.err
-    for command in ("certify", "plan"):
-        refused = draftkit(command, "--target", falcon, "--draft", "ngram", "--dataset", "zoo")
+    for asked in (("certify",), ("eval", "--dry-run")):
+        refused = draftkit(*asked, "--target", falcon, "--draft", "ngram", "--dataset", "zoo")
         assert refused.code == 1
         assert re.search(r"next: (--engine vllm --vllm-python|vLLM plans its memory itself)", refused.err)
 

@@ -31,8 +31,8 @@ def test_without_a_network_the_other_prompts_are_named(
     draftkit: Command, running_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    for command in ("eval", "certify", "plan"):
-        ran = draftkit(command, "--target", running_target, "--draft", "ngram")
+    for asked in (("eval",), ("certify",), ("eval", "--dry-run")):
+        ran = draftkit(*asked, "--target", running_target, "--draft", "ngram")
         assert (ran.code, ran.out) == (1, "")
         assert "--dataset FILE" in ran.err
         assert "--dataset zoo" in ran.err

@@ -95,7 +95,7 @@ def test_a_draft_reads_its_weights_in_every_pass(draft: str, tables: str, passes
 
 @pytest.mark.slow
 def test_plan_time(draftkit: Command) -> None:
-    asked = "plan", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2
+    asked = "eval", "--dry-run", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2
     shown = draftkit(*asked)
     assert shown.code == 0
     assert "H100" in shown.out
@@ -109,12 +109,20 @@ def test_plan_time(draftkit: Command) -> None:
 @pytest.mark.slow
 def test_the_answer_of_a_plan_comes_first(draftkit: Command) -> None:
     pair = "--target", "zoo:target", "--draft", "zoo:eagle3"
-    shown = draftkit("plan", *pair, "--limit", 2, "--k", "1-4", "--concurrency", "1,8")
-    answer, tables = shown.out.split(".\n", 1)
+    shown = draftkit("eval", "--dry-run", *pair, "--limit", 2, "--k", "1-4", "--concurrency", "1,8")
+    answer, table = shown.out.split(".\n", 1)
     told = " ".join(answer.split())
     assert re.search(r"zoo:eagle3: \d+ sequences together take [\d.]+ GiB, [\d.]+ are free", told)
     assert told.count("at batch") == 2
-    assert tables.count("H100") == 2  # a row for each batch, whatever the Ks
+    assert table.count("H100") == 2  # a row for each batch, whatever the Ks
+
+
+def test_what_cannot_be_planned_is_refused(draftkit: Command) -> None:
+    pair = "eval", "--dry-run", "--target", "zoo:target", "--draft", "zoo:eagle3"
+    for more in (("--tree", "best:nodes=8"), ("--engine", "vllm"), ("--server", "http://localhost:1")):
+        refused = draftkit(*pair, *more)
+        assert (refused.code, refused.out) == (2, "")
+        assert "leave out --tree and the engine" in " ".join(refused.err.split())
 
 
 def test_where_a_draft_pays() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +23,15 @@ from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
-from draftkit.evaluate.speed import RoundTimes, speed_model
+from draftkit.evaluate.speed import RoundTimes
 from draftkit.layout.provenance import TRAINED_FACT, FactOrigin
 from draftkit.loading import open_target
 from draftkit.report.page.figures import all_figures
-from draftkit.report.page.page import page
 from draftkit.report.page.series import join
-from draftkit.report.terminal.tables import contexts_table, show_evaluation, show_speed_model
-from draftkit.results.cell import Cell, Interval, PromptRecord, Times
-from draftkit.results.contexts import falls, with_context_advice, with_shifts
-from draftkit.results.record import Result, SpeedModel, Speedup
+from draftkit.report.terminal.tables import contexts_table, show_evaluation
+from draftkit.results.cell import Cell, Interval, PromptRecord
+from draftkit.results.contexts import falls, with_shifts
+from draftkit.results.record import Result
 from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {
@@ -189,65 +187,11 @@ def test_a_shift_is_named() -> None:
     assert english.above(1)
 
 
-def sliced_cell() -> tuple[Cell, dict[str, list[str]]]:
-    """Code of which three drafts stand nearly always, prose of which the first stands in every other round."""
-    records = [
-        PromptRecord(
-            str(n), 20, 0, 40, accepted_per_pos=(20 - n % 3, 19 - n % 3, 18 - n % 3) if n % 2 else (10 + n % 3, 1, 0)
-        )
-        for n in range(24)
-    ]
-    by_pos = tuple(sum(r.accepted_per_pos[k] for r in records if r.accepted_per_pos) for k in range(3))
-    still = Times(0.0, 0.0, 0.0)
-    cell = Cell(
+def counted_cell() -> Cell:
+    return Cell(
         target="t", draft="d", num_speculative_tokens=3, temperature=0, concurrency=1, acceptance_length=None,
-        num_rounds=480, num_drafts=480, num_accepted_tokens_per_pos=by_pos, ttft_ms=still, baseline_ttft_ms=still,
-        output_tokens=24_000, num_prompts=24, by_prompt=tuple(records), speedup=2.0,
-        speedup_interval=Interval(1.5, 0.5, 3.0, 24),
+        num_prompts=24, by_prompt=tuple(PromptRecord(str(n), 20, 0, 40) for n in range(24)), speedup=2.0,
     )  # fmt: skip
-    return cell, {str(n): [f"category={'code' if n % 2 else 'prose'}"] for n in range(24)}
-
-
-def test_each_slice_has_its_own_k_and_what_the_one_that_is_served_loses() -> None:
-    cell, slices = sliced_cell()
-    times = RoundTimes({(1, k): 10.0 + 2.5 * k for k in range(4)})
-    predicted = {}
-    for name, numbers in (("code", (1.0 * 19, 18, 17)), ("prose", (11, 1, 0))):
-        for k in (1, 2, 3):
-            predicted[name, k] = (1 + sum(numbers[:k]) / 20) * 10 / (10 + 2.5 * k)
-    exact = replace(cell, speedup=1.6, speedup_interval=Interval(1.6, 1.4, 1.8, 24), pace_error=0.01, passes=3)
-    model = speed_model("d", [exact], times, slices)
-    assert model.withheld is None
-    found = {one.name: one for one in model.by_slice or ()}
-    assert found["category=code"].best_k == 3
-    assert found["category=prose"].best_k == 1
-    assert {one.served_k for one in found.values()} == {model.best_k}
-    for name in ("code", "prose"):
-        one = found[f"category={name}"]
-        wanted = 1 - predicted[name, one.served_k] / predicted[name, one.best_k]
-        assert one.loss.mean == pytest.approx(wanted, abs=1e-9)
-    lost = found["category=prose" if model.best_k != 1 else "category=code"].loss
-    assert lost.low is not None
-    assert lost.above(0)
-    assert speed_model("d", [cell], times, slices).by_slice is None  # where no advice is given
-    console = Console(width=80, file=io.StringIO())
-    show_speed_model(console, model)
-    shown = console.file.getvalue()
-    assert "K by what is served" in shown
-    assert "category=code (12)" in shown
-    result = Result((exact,), {}, speed_models=(model,))
-    series = join([result])
-    shown = page([result], series, all_figures(series))
-    assert "K by what is served" in shown
-    assert lost_in_words(lost) in shown
-    everything = {name: ["tools=no", *labels] for name, labels in slices.items()}
-    assert {one.name for one in speed_model("d", [exact], times, everything).by_slice or ()} == set(found)
-    doubted = Result((exact,), {}, speed_models=(replace(model, withheld="disturbed"),))
-    assert "K by what is served" not in page([doubted], join([doubted]), all_figures(series))
-
-
-def lost_in_words(lost: Interval) -> str:
-    return f"{lost.mean:.0%} [{100 * (lost.low or 0):.0f}, {100 * (lost.high or 0):.0f}]"
 
 
 @pytest.mark.long
@@ -262,22 +206,13 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
         slow = 5.0 if settings.context == 150 else 1.0
         return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})
 
-    told: list[set[str]] = []
-
-    def model_of(draft, cells, times, slices) -> SpeedModel:
-        told.append({name for names in slices.values() for name in names})
-        assert all(record.accepted_per_pos for cell in cells for record in cell.by_prompt)
-        return speed_model(draft, cells, times, slices)
-
     monkeypatch.setattr("draftkit.evaluate.engines.own.measure_round_times", times)
-    monkeypatch.setattr("draftkit.evaluate.engines.own.speed_model", model_of)
     settings = Settings(max_new_tokens=12, limit=2, device="cpu", repeats=0)
     sweep = settings.sweep(k=(1, 2), concurrency=(1, 2), context=(64, 150))
     result = evaluate_draft("zoo:target", "ngram", sweep, advise=True)
     assert [batches for _, batches in timed] == [[1, 2], [1, 2]]
     assert 64 <= timed[0][0] < 150 <= timed[1][0]
     assert [model.context for model in result.speed_models] == [64, 150]
-    assert told == [{f"category={prompt.category}" for prompt in load_prompt_set("zoo", 2).prompts}] * 2
     for model in result.speed_models:
         assert {(p.concurrency, p.num_speculative_tokens) for p in model.predicted} == {
             (batch, k) for batch in (1, 2) for k in range(1, 9)
@@ -294,28 +229,6 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
     show_evaluation(Console(width=80), result)
     shown = capsys.readouterr().out
     assert all(f"ngram, context {context}: no advice" in " ".join(shown.split()) for context in (64, 150))
-
-
-def of_speed(context: int, speedup: float, *schedule: tuple[int, int, int]) -> SpeedModel:
-    predicted = tuple(Speedup(batch, 2, speedup / batch**0.1) for batch in (1, 8))
-    return SpeedModel("d", context=context, predicted=predicted, schedule=schedule, best_k=schedule[0][2])
-
-
-def test_drafting_stops_beyond_the_context_at_which_it_breaks_even(capsys: pytest.CaptureFixture[str]) -> None:
-    near, far = of_speed(1024, 1.5, (1, 8, 2)), of_speed(4096, 0.9, (1, 8, 0))
-    models = with_context_advice([near, far, replace(near, draft="other")])
-    assert [model.by_context is None for model in models] == [True, False, True]
-    one, eight = models[1].by_context or ()
-    assert (one.best_k, one.break_even) == (((1024, 2), (4096, 0)), 3584)
-    assert eight.break_even is not None
-    assert eight.break_even < 3584
-    always = with_context_advice([near, of_speed(4096, 1.2, (1, 8, 1))])[1].by_context or ()
-    assert [advice.break_even for advice in always] == [None, None]
-    never = with_context_advice([of_speed(512, 0.9, (1, 8, 0)), far])[1].by_context or ()
-    assert [advice.break_even for advice in never] == [0, 0]
-    assert not any(model.by_context for model in with_context_advice([near, replace(far, withheld="too blunt")]))
-    show_speed_model(Console(width=80), models[1])
-    assert "3,584" in capsys.readouterr().out
 
 
 def test_contexts_are_numbers_of_tokens() -> None:
@@ -346,15 +259,28 @@ def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: P
 
 
 def test_batches_that_accept_the_same_stand_once_in_the_table_by_context() -> None:
-    cell, _ = sliced_cell()
+    cell = counted_cell()
     cells = [replace(cell, context=context, concurrency=batch) for batch in (1, 8) for context in (128, 640)]
     other = replace(cells[-1], num_prompts=23)
     assert list(contexts_table([*cells, other]).columns[1].cells) == ["128", "640", "640"]
 
 
+def test_each_context_has_the_k_that_is_the_fastest_there() -> None:
+    speeds = {(128, 1, 2): 1.2, (128, 1, 4): 1.5, (128, 8, 2): 1.1, (128, 8, 4): 1.3,
+              (640, 1, 2): 1.4, (640, 1, 4): 1.3, (640, 8, 2): 0.9, (640, 8, 4): 0.8}  # fmt: skip
+    cells = [
+        replace(counted_cell(), context=context, concurrency=batch, num_speculative_tokens=k, speedup=speedup)
+        for (context, batch, k), speedup in speeds.items()
+    ]
+    *_, contexts, _, _, _, best = contexts_table(cells).columns
+    assert dict(zip(contexts.cells, best.cells, strict=True)) == {"128": "4", "640": "1: 2, 8: 0"}
+    untold = contexts_table([replace(cell, speedup=None) for cell in cells])
+    assert set(untold.columns[-1].cells) == {"–"}
+
+
 @pytest.mark.parametrize(("trained", "told"), [(600, True), (1000, False), (None, False)])
 def test_text_much_longer_than_a_draft_was_trained_on_is_told(trained: int | None, told: bool) -> None:
-    cell, _ = sliced_cell()
+    cell = counted_cell()
     prompts = tuple(replace(one, prompt_tokens=1500 - one.tokens) for one in cell.by_prompt or ())
     facts = [] if trained is None else [FactOrigin(name=TRAINED_FACT, value=str(trained), origin="stated", note="")]
     seen = Evidence(cell=replace(cell, by_prompt=prompts), origins={fact.name: fact for fact in facts})

@@ -17,6 +17,8 @@ from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.evaluate import _served, evaluate_draft
 from draftkit.evaluate.job import Job
 from draftkit.loading import open_target
+from draftkit.report.card.markdown import acceptance_table
+from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
 from draftkit.requests import DraftSampling
 from draftkit.results.cell import MeasuredTree
@@ -97,6 +99,8 @@ def test_k_is_the_depth_of_a_tree(draftkit: Command) -> None:
     assert Settings(tree=EAGLE).num_speculative_tokens == 3
     with pytest.raises(SettingError, match="K beside the tree"):
         Settings(tree=EAGLE).sweep(k=(2, 4))
+    with pytest.raises(SettingError, match="K beside the tree"):
+        Settings().sweep(k=(2, 4), tree=(EAGLE,))
     asked = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--tree", EAGLE)
     outcome = draftkit(*asked, "--k", "3")
     assert (outcome.code, outcome.out) == (2, "")
@@ -104,19 +108,41 @@ def test_k_is_the_depth_of_a_tree(draftkit: Command) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_lanes_of_sglang_cost_is_told() -> None:
-    asked = Settings(max_new_tokens=16, limit=2, repeats=0, device="cpu", tree="sglang:steps=4,topk=3,tokens=13")
-    result = evaluate_draft("zoo:target", "zoo:eagle3", asked)
-    (cell,) = result.cells
-    assert cell.length_with_own_keys is not None
-    own = replace(asked, tree="eagle:topk=3,depth=4,nodes=12")  # which scores alike, and reads the keys of ancestors
-    (other,) = evaluate_draft("zoo:target", "zoo:eagle3", own).cells
-    assert other.acceptance_length is not None
-    assert cell.length_with_own_keys == pytest.approx(other.acceptance_length.mean)
-    assert other.length_with_own_keys is None
+def test_several_trees_are_measured_one_after_another(draftkit: Command) -> None:
+    trees = ("eagle:topk=4,depth=4,nodes=16", "eagle:topk=2,depth=3,nodes=8", "best:nodes=8,depth=3")
+    outcome = draftkit(
+        "eval", "--target", "zoo:target", "--draft", "zoo:eagle3", *(f"--tree={tree}" for tree in trees),
+        "--limit", "2", "--max-new-tokens", "16", "--set", "repeats=0", "--device", "cpu", "--json",
+    )  # fmt: skip
+    result = result_from(json.loads(outcome.out), Path("result.json"))
+    assert [(cell.tree_name, cell.num_speculative_tokens) for cell in result.cells] == list(
+        zip(trees, (4, 3, 3), strict=True)
+    )
+    (alone,) = evaluate_draft(
+        "zoo:target", "zoo:eagle3", Settings(max_new_tokens=16, limit=2, repeats=0, device="cpu", tree=trees[1])
+    ).cells
+    assert result.cells[1].acceptance_length == alone.acceptance_length
+    assert result.cells[1].acceptance_length != result.cells[2].acceptance_length
     shown = Console(width=80, record=True, file=io.StringIO())
     show_evaluation(shown, result)
-    assert "reads the keys of its lane, as SGLang's does" in " ".join(shown.export_text().split())
+    text = shown.export_text()
+    assert max(map(len, text.splitlines()[1:])) <= 80
+    rows = " ".join(text.partition("draft")[2].split())
+    assert all(
+        f"{kind}:{size}" in rows for kind, size in (("eagle", "topk=4,"), ("eagle", "topk=2,"), ("best", "nodes=8,"))
+    )
+    assert [one.main.tree_name for one in join([result])] == list(trees)
+    card = acceptance_table([(1, cell) for cell in result.cells])
+    assert all(tree.replace(",", ", ") in card for tree in trees)
+
+
+def test_a_sweep_varies_trees() -> None:
+    sweep = Settings(tree=EAGLE).sweep(tree=("eagle:topk=2,depth=4,nodes=8", EAGLE, "best:nodes=20,depth=2"))
+    assert [(one.num_speculative_tokens, one.drafted_tree.nodes) for one in sweep.settings if one.drafted_tree] == [
+        (4, 8), (3, 12), (2, 20),
+    ]  # fmt: skip
+    assert len(sweep.groups) == 1, "one run without a draft for all"
+    assert sweep.largest.tree == "best:nodes=20,depth=2"
 
 
 def test_a_tree_that_is_the_fastest_is_served_where_it_is_drafted() -> None:
@@ -130,15 +156,6 @@ def test_a_tree_that_is_the_fastest_is_served_where_it_is_drafted() -> None:
         assert serve.endswith("--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 17")
         for other in (replace(won, tree="best:nodes=8"), replace(won, draft="zoo:dflash")):
             assert not _served(other, job).commands
-
-
-@pytest.mark.parametrize("nodes", ["64", "8,64", "0"])
-def test_too_many_nodes_are_refused_before_anything_runs(nodes: str, draftkit: Command) -> None:
-    asked = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--advise", "--tree-nodes", nodes)
-    outcome = draftkit(*asked)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "'--tree-nodes'" in outcome.err
-    assert "cell 1" not in outcome.err
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
 from draftkit.report.card.card import EVAL_FOLDER, TEMPLATE
 from draftkit.report.card.model_index import FEWEST_PROMPTS, MOST_LINES
-from draftkit.results.cell import ForecastTree, MeasuredTree, TreeSpeed, fields_of
+from draftkit.results.cell import MeasuredTree, fields_of
 from draftkit.runtime.tree_kinds import read_tree
 
 
@@ -105,17 +105,15 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
 
 def test_a_tree_that_is_to_be_used_is_served_where_it_is_drafted(draft: Path, tmp_path: Path) -> None:
     tree = fields_of(MeasuredTree.of(read_tree("eagle:topk=4,depth=5,nodes=16")))
-    told = ForecastTree(MeasuredTree("eagle", "eagle:nodes=8", 8, 5), 3.0, (TreeSpeed(1, 1.5, 1.25),), 1)
     result = eval_results.write(
         tmp_path / "result.json",
         eval_results.cell(draft, tree=tree, num_speculative_tokens=5, **eval_results.sure()),
-        eval_results.cell(draft, temperature=1.0, trees=[fields_of(told)]),
+        eval_results.cell(draft, temperature=1.0),
     )
     text = card_of(draft, result).text
     assert "use org/pico with the tree eagle:topk=4,depth=5,nodes=16" in text
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 17" in text
     assert '"num_speculative_tokens": 5' not in text, "a chain so long was not measured"
-    assert "The tree eagle:nodes=8 would decode 1.25 × as fast as the chain" in text
 
 
 def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:

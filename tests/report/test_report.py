@@ -30,15 +30,15 @@ from draftkit.cli.output import print_json
 from draftkit.cli.report import report
 from draftkit.errors import DraftkitError
 from draftkit.report.format import size
-from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
+from draftkit.report.memory_cost import memory_cost
 from draftkit.report.page import figures as figures_module
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, SERIES_COLORS, Chart, linear, logarithmic
 from draftkit.report.page.figures import all_figures, measured_speedups, short
-from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table, show_round
+from draftkit.report.page.page import labelled, page, provenance_table, show_round
 from draftkit.report.page.series import Series, join
 from draftkit.report.page.svg import Frame, svg, svg_file
 from draftkit.report.terminal.tables import PROVENANCE, cells_csv, columns
-from draftkit.results.cell import Cell, Interval, Predicted, PromptRecord, TranscriptRound
+from draftkit.results.cell import Cell, Interval, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Result, read_result, result_from, result_json
 
@@ -349,25 +349,6 @@ def test_memory_of_another_shape_is_not_guessed(old: Result) -> None:
     assert memory_cost(result_from(odd, WHERE).cells[0]) is None
 
 
-def test_a_draft_on_one_rank_costs_every_rank_the_same() -> None:
-    # By hand: 2 ranks of 20 GiB, 16 GiB of target, 2 GiB of draft, 1 GiB and 0.5 GiB of KV a sequence.
-    # Plain: (20 − 8) / 0.5 = 24. Split: (20 − 8 − 1) / 0.75 = 14.67. One rank: (20 − 8 − 2) / (0.5 + 0.5) = 10.
-    cost = MemoryCost(16 * GIB, 2 * GIB, GIB, GIB // 2, GIB, GIB, 20 * GIB, 2048)
-    placed = tensor_parallel(cost, 2)
-    assert (placed.plain, placed.split, placed.on_one) == (24, 14, 10)
-    assert placed.lost_kv == 14 * GIB // 2
-
-
-@given(sizes=st.tuples(*[st.integers(1, 1 << 40)] * 5), ranks=st.sampled_from([1, 2, 4, 8]))
-def test_splitting_a_draft_never_fits_fewer(sizes: tuple[int, int, int, int, int], ranks: int) -> None:
-    target, draft, kv, draft_kv, free = sizes
-    cost = MemoryCost(target, draft, kv, draft_kv, kv, kv + draft_kv, free, None)
-    placed = tensor_parallel(cost, ranks)
-    assert placed.plain >= placed.split >= placed.on_one >= 0
-    if ranks == 1:
-        assert placed.split == placed.on_one == cost.batch
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (16 * GIB, "16 GiB"), (1 << 62, "4194304 TiB")],
@@ -501,18 +482,6 @@ def test_provenance_of_several_files_stands_in_columns() -> None:
         ("dataset.name", ["zoo", "–"]),
         ("threads", ["–", "1"]),
     ]
-
-
-def test_predictions_stand_in_a_grid(full: Result) -> None:
-    """With what was measured beside, and a mark where K was not drafted."""
-    lengths = [f"{predicted.acceptance_length:.2f}" for predicted in full.cells[3].predicted or ()]
-    assert prediction_rows(full.cells[3], full.cells) == [
-        (0.6, "greedy", {4: lengths[0]}),
-        (1.0, "probabilistic", {4: lengths[1]}),
-    ]
-    far = replace(full.cells[3], predicted=(Predicted(1.0, "probabilistic", 12, 4.0, extrapolated=True),))
-    drawn = replace(far, temperature=1.0, draft_sampling="probabilistic", num_speculative_tokens=12)
-    assert prediction_rows(far, [far, drawn]) == [(1.0, "probabilistic", {12: "4.00* (3.13 [3.01, 3.24])"})]
 
 
 def test_there_are_as_many_colors_as_series() -> None:

@@ -19,7 +19,7 @@ from draftkit.report.page.figures import all_figures
 from draftkit.report.page.page import page
 from draftkit.report.page.series import join
 from draftkit.report.terminal.engines import engines_table
-from draftkit.report.terminal.tables import category_table, cells_csv, details_table, evaluation_table, places_table
+from draftkit.report.terminal.tables import category_table, cells_csv, details_table, evaluation_table
 from draftkit.results.metrics import METRICS, Metric, View, kind_at, metrics_of, value_at
 from draftkit.results.record import Result, result_from
 
@@ -69,7 +69,7 @@ def _lines(html: str) -> str:
 def test_tables_beside_the_first_fit_80_columns(mixed_result: Result) -> None:
     """No heading is broken inside a word, nothing is cut, and captions begin where lines do."""
     cells = mixed_result.cells
-    tables = [details_table(mixed_result), category_table(cells), places_table(cells), engines_table(cells)]
+    tables = [details_table(mixed_result), category_table(cells), engines_table(cells)]
     text = io.StringIO()
     Console(file=text, width=80).print(*tables, sep="\n")
     printed = text.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from transformers import LlamaForCausalLM
 
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.near_ties import generated, measure_rounding
-from draftkit.evaluate.tree_walk import own_texts, simulate_trees
 from draftkit.requests import Request
-from draftkit.results.settings import Settings
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -150,14 +147,11 @@ def test_passes_over_an_answer_see_the_images(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_trees_are_told_of_from_texts_with_images() -> None:
-    """Round for round what a run with the tree does."""
-    settings = Settings(max_new_tokens=NEW, concurrency=2, ignore_eos=True, num_speculative_tokens=2)
+def test_trees_leave_answers_to_images_as_they_are() -> None:
     model, drafter = target("qwen2_5_vl"), CausalLMDrafter(Target(target("qwen2_5_vl").model))
     asked = requests("qwen2_5_vl")
     tree = read_tree("eagle:topk=2,depth=2,nodes=4")
-    texts = own_texts(model, SimpleNamespace(settings=settings, first_requests=asked), 3)  # type: ignore[arg-type]
-    assert [text.media is None for text in texts] == [request.media is None for request in asked]
-    told = simulate_trees(model, drafter, texts, [tree])[tree]
     run = Engine(model, drafter, num_speculative_tokens=2, num_slots=2, tree=tree).generate(asked)
-    assert [[r.accepted for r in generation.rounds] for generation in run] == told
+    plain = Engine(model, None, num_speculative_tokens=0, num_slots=2).generate(asked)
+    assert [generation.tokens for generation in run] == [generation.tokens for generation in plain]
+    assert any(r.accepted for generation in run for r in generation.rounds)

@@ -10,30 +10,24 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.engines import sglang
 from draftkit.engines.records import Answer
 from draftkit.errors import SettingError, TargetError, command
-from draftkit.evaluate.cell import labels_of
 from draftkit.evaluate.engine import BaseEngine
-from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
-from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.tree_forecast import cost_of_lanes, forecast_trees
-from draftkit.finding import Finding
+from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter
-from draftkit.results.cell import Cell, Predicted
+from draftkit.results.cell import Cell
 from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.runtime.compiled.programs import check_compiler
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens, check_drafts_trees
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
-from draftkit.runtime.tree_kinds import Beam
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
@@ -48,10 +42,6 @@ class OwnEngine(BaseEngine):
     name = "draftkit"
     takes = frozenset({"image"})
     keeps_rounds = True
-
-    @property
-    def sources(self) -> Sequence[str]:
-        return list(self.job.drafts)
 
     def check(self, job: Job) -> None:
         super().check(job)
@@ -77,7 +67,7 @@ class OwnEngine(BaseEngine):
             source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
         }
         tune_for_cpu(self.model)
-        if job.trees:
+        if any(settings.tree is not None for settings in sweep.settings):
             for source, loaded in self.drafts.items():
                 check_drafts_trees(loaded.target, loaded.needed, source)
 
@@ -114,68 +104,6 @@ class OwnEngine(BaseEngine):
         answers = tuple(Answer(generated(target, request), None, None) for request in requests)
         return ReferenceAnswers("transformers' generate", answers, **vars(rounding))
 
-    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
-        """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
-        left out of it, because it misses what was measured by more than its interval."""
-        found, missed = list(cells), []
-        for source in self.drafts:
-            at, cell = max(
-                ((at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source),
-                key=lambda place: (-place[1].temperature, place[1].num_speculative_tokens),
-            )
-            predicted = self._predicted(cell)
-            wrong = {
-                (p.temperature, p.draft_sampling): (p, measured)
-                for p in predicted
-                for measured in cells
-                if measured.measures(p, cell) and _misses(p, measured)
-            }
-            kept = tuple(p for p in predicted if (p.temperature, p.draft_sampling) not in wrong)
-            found[at] = replace(cell, predicted=kept)
-            missed += [_missed_prediction(*pair) for pair in wrong.values()]
-        return found, missed
-
-    def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
-        sweep, loaded = self.job.sweep, self.drafts[cell.draft]
-        asked = sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens)
-        predicted: list[Predicted] = []
-        temperatures = sorted({*TEMPERATURES, *sweep.temperature} - {0.0})
-        for done, temperature in enumerate(temperatures):
-            self.on_progress(f"{cell.draft}, other temperatures", done, len(temperatures), _length(cell))
-            at = self.job.conversations(asked.at(temperature=temperature))
-            predicted += forecast(loaded.target, loaded.needed, at)
-        return tuple(predicted)
-
-    def with_trees(self, cells: Sequence[Cell], nodes: Sequence[int]) -> list[Cell]:
-        """The cells, each draft's of the most draft tokens at the smallest batch with what trees would bring; and of
-        trees whose draft reads the keys of lanes the length that it would have with those of ancestors."""
-        found = [self._with_own_keys(cell) for cell in cells]
-        for source, loaded in self.drafts.items() if nodes else ():
-            mine = [(at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source]
-            at, cell = max(mine, key=lambda place: (-place[1].concurrency, place[1].num_speculative_tokens))
-            batches = batches_up_to(max(c.concurrency for _, c in mine))
-            asked = self.job.conversations(self._settings(cell))
-            there = sglang.drafts_trees(self.job.drafts[source].spec)
-            trees = forecast_trees(loaded.target, loaded.needed, asked, cell, nodes, batches, in_sglang=there)
-            found[at] = replace(cell, trees=tuple(trees))
-        return found
-
-    def _with_own_keys(self, cell: Cell) -> Cell:
-        tree, loaded = self.job.sweep.first.drafted_tree, self.drafts.get(cell.draft)
-        lanes = tree is not None and isinstance(tree.shape, Beam) and tree.shape.lanes
-        if not lanes or loaded is None or cell.engine != self.name or cell.length_with_own_keys is not None:
-            return cell
-        assert tree is not None
-        asked = self.job.conversations(self._settings(cell))
-        return replace(cell, length_with_own_keys=cost_of_lanes(loaded.target, loaded.needed, asked, tree))
-
-    def _settings(self, cell: Cell) -> Settings:
-        """Those of a cell of the sweep."""
-        return self.job.sweep.first.at(
-            num_speculative_tokens=cell.num_speculative_tokens, temperature=cell.temperature,
-            concurrency=cell.concurrency, context=cell.context or 0,
-        )  # fmt: skip
-
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """Tell of each draft in each context what its round times say about every K and batch size."""
         own = [cell for cell in cells if cell.engine == self.name]
@@ -196,10 +124,7 @@ class OwnEngine(BaseEngine):
             Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
             cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
         )  # fmt: skip
-        kinds = tuple(dict.fromkeys(("category", *sweep.first.slices)))
-        widest = max(mine, key=lambda cell: cell.num_speculative_tokens)
-        slices = labels_of(widest, self.job.prompts.prompts, kinds)
-        return replace(speed_model(source, mine, times, slices), context=context or None)
+        return replace(speed_model(source, mine, times), context=context or None)
 
 
 @dataclass(frozen=True)
@@ -243,25 +168,6 @@ def _check_contexts(job: Job) -> None:
     for context in filter(None, job.sweep.context):
         positions = Positions.of(job.opened_target.config)
         positions.check(f"of --context {context}", context, job.sweep.first.max_new_tokens)
-
-
-def _misses(predicted: Predicted, measured: Cell) -> bool:
-    """Whether a prediction is farther from what was measured than its interval, and than rounding of figures."""
-    length = measured.acceptance_length
-    if length is None or length.bounds is None:
-        return False
-    low, high = length.bounds
-    return not low * (1 - MISSED) <= predicted.acceptance_length <= high * (1 + MISSED)
-
-
-def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
-    assert measured.acceptance_length is not None
-    return Finding(
-        "prediction-missed",
-        "warning",
-        f"{measured.name}, T={measured.temperature:g}: {predicted.acceptance_length:.2f} was predicted and "
-        f"{measured.acceptance_length.mean:.2f} measured: no predictions are given there; measure other K themselves",
-    )
 
 
 def _length(cell: Cell) -> float:

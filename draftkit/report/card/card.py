@@ -43,7 +43,6 @@ from draftkit.report.card.model_index import (
     of_too_few_prompts,
     short_name,
 )
-from draftkit.report.trees import tree_advice
 from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
@@ -130,7 +129,6 @@ def render_card(given: CardInput) -> str:
         by_category=category_table(rows),
         speed=speed_table(rows),
         advice=_advice(given),
-        trees=[plain(tree_advice(cell)) for _, cell in rows if cell.trees],
         runs=runs_table(given.results),
         figures=[(path, Path(path).stem.replace("-", " ")) for path in given.figures],
         verdicts=[verdict.sentence for verdict in found],

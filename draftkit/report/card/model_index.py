@@ -138,7 +138,7 @@ def _setting(cell: Cell) -> str:
     """What tells the rows of a table of results apart."""
     context = "" if cell.context is None else f", context={cell.context}"
     engine = "" if cell.other_engine is None else f", {cell.engine}"
-    return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{context}{engine}"
+    return f"{cell.drafted}, T={cell.temperature:g}, concurrency={cell.concurrency}{context}{engine}"
 
 
 def _bounds(value: object) -> dict[str, float]:

@@ -26,7 +26,6 @@ WIDE_RANGE = 20  # from there on, an axis of times or speeds is logarithmic
 FILES = ("*acceptance-*.svg", "loss-*.svg", "speed-by-*.svg", "throughput-by-batch.svg", "latency-*.svg")
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "itl": "Time between chunks"}
 DASHES = ("", "7 3", "7 3 2 3", "2 3")
-IDEAL = "1 4"
 
 
 def all_figures(series: Sequence[Series]) -> dict[str, Chart]:
@@ -34,7 +33,6 @@ def all_figures(series: Sequence[Series]) -> dict[str, Chart]:
     figures = {
         "acceptance-by-position": acceptance_by_position(series),
         "conditional-acceptance-by-position": conditional_acceptance_by_position(series),
-        "acceptance-by-place": acceptance_by_place(series),
         "acceptance-by-context": acceptance_by_context(series),
         "acceptance-by-category": acceptance_by_category(series),
         "acceptance-length-by-k": acceptance_length_by_k(series),
@@ -92,21 +90,6 @@ def acceptance_by_category(series: Sequence[Series]) -> Chart | None:
     )
 
 
-def acceptance_by_place(series: Sequence[Series]) -> Chart | None:
-    """The acceptance length against where in the answers rounds began, at the middle of each stretch."""
-    lines = []
-    for one in series:
-        places = one.main.by_place or ()
-        lines.append(
-            _intervals(one, [at.acceptance_length for at in places], [(at.begin + at.end) / 2 for at in places])
-        )
-    if not any(line.points for line in lines):
-        return None
-    at = [x for line in lines for x, _ in line.points]
-    y = linear("acceptance length", _reached(lines, 1))
-    return Chart("Acceptance length along the answers", linear("output tokens", at), y, tuple(lines), _legend(series))
-
-
 def acceptance_by_context(series: Sequence[Series]) -> Chart | None:
     """The acceptance length against the context, at each draft's first setting; a draft's contexts are one line."""
     of_draft: dict[tuple[str, float], list[Series]] = {}
@@ -152,15 +135,13 @@ def speedup_concurrencies(series: Sequence[Series]) -> list[int]:
 
 
 def speedup_by_k(series: Sequence[Series], concurrency: int) -> Chart:
-    """Speed against plain decoding by K at one batch: measured, by the model, and if all were accepted."""
+    """Speed against plain decoding by K at one batch: measured, and by the model."""
     lines = []
     for one in series:
         modelled = _at_batch(one.model.predicted if one.model else (), concurrency)
-        ideal = [(p.num_speculative_tokens, p.ideal_speedup) for p in modelled if p.ideal_speedup is not None]
         measured = measured_speedups(one, concurrency)
         lines += [
             _line(one, [(p.num_speculative_tokens, p.speedup) for p in modelled], marker=""),
-            _line(one, ideal, marker="", dash=IDEAL, width=1.4),
             _line(one, [(p.num_speculative_tokens, p.speedup) for p in measured], width=0),
         ]
     return _by_k(
@@ -185,13 +166,12 @@ def speedup_by_batch(series: Sequence[Series]) -> Chart | None:
             _line(one, [(p.concurrency, p.speedup) for p in _best_by_batch(measured)], width=0),
         ]
     lines = _beside_plain(lines)
-    kinds = [kind for kind in _kinds(series) if kind.dash != IDEAL]
     return Chart(
         "Speed by batch, at the best K",
         _batches(lines),
         linear("times plain decoding", _reached(lines, 1)),
         tuple(lines),
-        _legend(series, kinds),
+        _legend(series, _kinds(series)),
     )
 
 
@@ -302,14 +282,10 @@ def _kinds(series: Sequence[Series]) -> list[Line]:
     kinds = [Line("measured", "muted", marker="circle", width=0)]
     if any(one.model and one.model.predicted for one in series):
         kinds.append(Line("by the speed model", "muted"))
-        if any(p.ideal_speedup is not None for one in series if one.model for p in one.model.predicted):
-            kinds.append(Line("if all were accepted", "muted", dash=IDEAL, width=1.4))
     return kinds
 
 
-def _line(
-    one: Series, points: Sequence[Point], *, marker: str | None = None, dash: str | None = None, width: float = 2
-) -> Line:
+def _line(one: Series, points: Sequence[Point], *, marker: str | None = None, width: float = 2) -> Line:
     """The line of a series: solid for as many series as there are colors, then dashed."""
     markers = tuple(MARKERS)
     return Line(
@@ -317,7 +293,7 @@ def _line(
         f"series-{one.number % MOST_SERIES + 1}",
         tuple(points),
         marker=markers[one.number % len(markers)] if marker is None else marker,
-        dash=DASHES[one.number // MOST_SERIES % len(DASHES)] if dash is None else dash,
+        dash=DASHES[one.number // MOST_SERIES % len(DASHES)],
         width=width,
     )
 

@@ -14,16 +14,15 @@ from markupsafe import Markup
 
 from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
-from draftkit.report.format import by_slice, lost, measured_of, prediction, size
-from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
+from draftkit.report.format import size
+from draftkit.report.memory_cost import memory_cost
 from draftkit.report.page.chart import MOST_SERIES, PALETTE, Chart
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import TEMPLATES, svg
-from draftkit.report.trees import notation, pays_up_to, tree_advice
-from draftkit.results.cell import Cell, Transcript, TranscriptRound
+from draftkit.results.cell import Transcript, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
-from draftkit.results.record import Result, SlicedAdvice
+from draftkit.results.record import Result
 from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
@@ -48,10 +47,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         number=number,
         marks=with_marks,
         line_ends=with_line_ends,
-        lost=lost,
-        tree_advice=tree_advice,
-        pays_up_to=pays_up_to,
-        notation=notation,
     )
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
@@ -71,20 +66,12 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         num_colors=MOST_SERIES,
         conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
         costs=costs,
-        rank_costs=[
-            (one, [tensor_parallel(cost, ranks) for ranks in RANKS]) for one, cost in costs if cost.draft_weights
-        ],
         samples=samples,
         modelled=modelled,
-        sliced=[(one, by_slice(found)) for one in series if (found := _by_slice(one))],
-        predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
-        predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
-        trees=(trees := [(one, cell) for one in series for cell in one.cells if cell.trees]),
         settings=_settings(series),
         sections=_sections(
             figures,
             k=bool(modelled),
-            trees=bool(trees),
             memory=bool(costs),
             tokens=bool(samples),
             comparison=bool(compared),
@@ -95,11 +82,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return signed(labelled(html))
-
-
-def _by_slice(one: Series) -> tuple[SlicedAdvice, ...]:
-    """What its speed model advises for each slice; nothing where it is in doubt."""
-    return () if one.model is None or one.model.doubt else one.model.by_slice or ()
 
 
 def _once_a_draft(series: Sequence[Series]) -> list[Series]:
@@ -148,17 +130,6 @@ def _settings(series: Sequence[Series]) -> str:
     if len(set(settings)) == 1:
         return f"Measured at {settings[0]}."
     return "Measured at " + "; ".join(f"{at} ({one.name})" for at, one in zip(settings, series, strict=True)) + "."
-
-
-def prediction_rows(cell: Cell, cells: Sequence[Cell]) -> list[tuple[float, str, dict[int, str]]]:
-    """The predicted acceptance lengths by K, with what was measured, for each temperature and way of drafting."""
-    rows: dict[tuple[float, str], dict[int, str]] = {}
-    for one in cell.predicted or ():
-        lengths = rows.setdefault((one.temperature, one.draft_sampling), {})
-        other = measured_of(one, cell, cells)
-        beside = "" if other is None else f" ({length(other.acceptance_length)})"
-        lengths[one.num_speculative_tokens] = prediction(one) + beside
-    return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
 
 
 def _title(results: Sequence[Result]) -> str:

@@ -68,6 +68,7 @@ def _facts(result: Result, cell: Cell) -> list[str]:
         cell.dataset or "",
         f"T={cell.temperature:g}",
         "" if cell.context is None else f"context {cell.context}",
+        cell.tree_name or "",
         f"drafts {cell.draft_sampling}" if cell.draft_sampling else "",
         cell.verification or "",
         tokens,

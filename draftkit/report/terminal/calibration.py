@@ -18,11 +18,6 @@ POSITIONS = (
     "word is true, on as many rounds; where reached: said − survived of the rounds in which those before it stood; "
     "intervals: 95 % over prompts"
 )
-TREES = (
-    "too low: siblings are leaves; too high: as if the tokens after a sibling were as easy as those after the first "
-    "choice; both at the anchors of this chain, which are easier than a tree's own. eval --advise --tree-nodes tells "
-    "the lengths themselves"
-)
 RULES = (
     "predicted from recorded rounds and the times of rounds, taken as they are; kept: drafts of a round that the "
     "target is given; over fixed: the speed over that of the best fixed K"
@@ -37,9 +32,6 @@ def show_calibration(console: Console, one: Calibration) -> None:
     console.print(_positions(one.whole))
     if one.slices:
         console.print(_slices(one))
-    if one.trees:
-        console.print(_trees(one))
-        console.print(TREES, style="dim italic")
     for batch in sorted({gain.concurrency for gain in one.gains}):
         console.print(_rules(batch, [gain for gain in one.gains if gain.concurrency == batch]))
 
@@ -50,16 +42,6 @@ def _positions(judged: SaidAgainstStood) -> Table:
         table.add_column(heading, justify="right")
     for number, (all_rounds, reached) in enumerate(zip(judged.cumulative, judged.conditional, strict=True), start=1):
         table.add_row(str(number), *_figures(all_rounds), f"{reached.gap.mean:+.3f} of {reached.rounds:,}")
-    return table
-
-
-def _trees(one: Calibration) -> Table:
-    """What trees would accept instead of the chain that was recorded."""
-    table = _table("Trees instead of this chain, from its records alone", None)
-    for heading in ("nodes of a tree", "acceptance length, too low", "too high"):
-        table.add_column(heading, justify="right")
-    for tree in one.trees:
-        table.add_row(str(tree.nodes), f"{tree.low:.2f}", f"{tree.high:.2f}")
     return table
 
 

@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from draftkit.evaluate.published import published_beside
-from draftkit.report.format import by_slice, lost, measured_of, prediction
-from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table, severity
-from draftkit.report.terminal.trees import show_trees
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
-from draftkit.results.record import ContextAdvice, Result, SlicedAdvice, SpeedModel
+from draftkit.results.record import Result, SpeedModel
 from draftkit.runtime.memory_plan import GIB
 
 if TYPE_CHECKING:
@@ -65,8 +62,6 @@ def show_evaluation(
         if isinstance(ids, list) and ids:
             console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
-        if any(cell.by_place for cell in result.cells):
-            console.print(places_table(result.cells))
     if any(ours and theirs for ours, theirs in engine_pairs(result.cells)):
         console.print(engines_table(result.cells))
     if any(cell.slices for cell in result.cells):
@@ -75,12 +70,8 @@ def show_evaluation(
         console.print(contexts_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
-    show_trees(console, result, details=details)
-    for cell in result.cells:
-        if cell.predicted:
-            console.print(prediction_table(cell))
-            if beside := measured_beside(cell, result.cells):
-                console.print(beside)
+    for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
+        console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
     for published in published_beside(result):
         console.print(published.sentence)
     for warning, kind in result.warned:
@@ -170,7 +161,7 @@ def category_table(cells: Sequence[Cell]) -> Table:
     """Acceptance length by category, a column for each draft at its most draft tokens."""
     widest = {cell.draft: cell for cell in sorted(cells, key=lambda cell: cell.num_speculative_tokens)}
     labels = _labels(cells)
-    headings = [f"{labels[_draft(cell)]}, K={cell.num_speculative_tokens}" for cell in widest.values()]
+    headings = [f"{labels[_draft(cell)]}, {cell.drafted}" for cell in widest.values()]
     title = "acceptance length by category (prompts), and as other tools count it"
     table = named_table("category", *headings, title=title)
     first = next(iter(widest.values()))
@@ -203,35 +194,37 @@ def slices_table(cells: Sequence[Cell]) -> Table:
 
 
 def contexts_table(cells: Sequence[Cell]) -> Table:
-    """The acceptance length by context, and how far it is from that of the same prompts at the shortest. Batches that
-    accept the same are told once."""
-    table = named_table(
-        "draft", "context", "prompts", "acceptance length", "against the shortest", title="acceptance length by context"
-    )
+    """The acceptance length by context, how far it is from that of the same prompts at the shortest, and the K that was
+    the fastest there. Batches that accept the same are told once."""
+    headings = ("draft", "context", "prompts", "acceptance length", "against the shortest", "best K")
+    table = named_table(*headings, title="acceptance length by context")
+    table.caption = "best K: the fastest of those measured, 0 where none is faster than plain decoding; batch: K"
     labels, rows = _labels(cells), dict[tuple[str, ...], None]()
-    for cell in sorted(cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.context or 0)):
+    for cell in sorted(
+        cells, key=lambda cell: (cell.draft, cell.num_speculative_tokens, cell.drafted, cell.context or 0)
+    ):
         shift = "" if cell.over_context is None else length(cell.over_context, signed=True)
-        name = f"{labels[_draft(cell)]}: K={cell.num_speculative_tokens}, T={cell.temperature:g}"
+        name = f"{labels[_draft(cell)]}: {cell.drafted}, T={cell.temperature:g}"
         context = "as it is" if cell.context is None else f"{cell.context:,}"
-        rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift] = None
+        rows[name, context, str(cell.num_prompts), length(cell.acceptance_length), shift, _best_k(cell, cells)] = None
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def places_table(cells: Sequence[Cell]) -> Table:
-    """The acceptance length by where in the answers rounds began."""
-    headings = ("draft", "output tokens", "prompts", "rounds", "acceptance length")
-    table = named_table(*headings, title="acceptance length along the answers")
-    labels = _labels(cells)
-    for cell in cells:
-        name = f"{labels[_draft(cell)]}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}"
-        for place in cell.by_place or ():
-            row = f"{place.begin:,} – {place.end - 1:,}", str(place.prompts), f"{place.rounds:,}"
-            table.add_row(name, *row, length(place.acceptance_length))
-            name = ""
-        table.add_section()
-    return table
+def _best_k(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The K, or tree, with which a cell's draft was the fastest at the cell's temperature and context: one for all
+    batches, or one for each."""
+
+    def place(one: Cell) -> tuple[object, ...]:
+        return one.target, one.draft, one.engine, one.temperature, one.context
+
+    timed = [one for one in cells if one.times_faster is not None and place(one) == place(cell)]
+    best = {one.concurrency: one for one in sorted(timed, key=lambda one: one.times_faster or 0.0)}
+    told = {batch: one.drafts_a_round if (one.times_faster or 0.0) > 1 else "0" for batch, one in sorted(best.items())}
+    if len(set(told.values())) < 2:
+        return next(iter(told.values()), "–")
+    return ", ".join(f"{batch}: {k}" for batch, k in told.items())
 
 
 def _shift(shift: Interval | None) -> str:
@@ -273,46 +266,8 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         )
         console.print(f"predicted against measured: {errors}; off by {100 * model.mean_error:.0f} % on average")
     console.print(_advice(model))
-    if model.by_slice:
-        console.print(_sliced_advice(model.draft, model.by_slice))
     schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
-    if model.by_context:
-        console.print(_context_advice(model.draft, model.by_context))
-
-
-def _context_advice(draft: str, found: Sequence[ContextAdvice]) -> Table:
-    """The K of each batch at each context, and the context beyond which nothing is to be drafted."""
-    contexts = [context for context, _ in found[0].best_k]
-    named = (f"K at {context:,}" if context else "K as they are" for context in contexts)
-    table = named_table("batch", *named, "draft up to", title=f"{draft}: K by batch and context")
-    for one in found:
-        until = "any measured" if one.break_even is None else f"{one.break_even:,}" if one.break_even else "never"
-        table.add_row(str(one.concurrency), *(str(k) for _, k in one.best_k), until)
-    table.caption = "servers have one table for all lengths: take that of the context which most requests have"
-    return table
-
-
-def _sliced_advice(draft: str, found: Sequence[SlicedAdvice]) -> Table:
-    """The K of each slice, and what it loses by the one K that a server has, a pair of columns for each batch."""
-    batches = sorted({one.concurrency for one in found})
-    table = Table(
-        Column("slice (prompts)", no_wrap=True),
-        title=f"{draft}: K by what is served",
-        caption="by batch; lost: of the slice's speed, by the K that is best for all prompts; K = 0: no draft",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for batch in batches:
-        table.add_column(f"K at {batch}", justify="right")
-        table.add_column("lost")
-    for (name, prompts), own in by_slice(found).items():
-        row = [part for batch in batches for part in (str(own[batch].best_k), lost(own[batch]))]
-        table.add_row(f"{name} ({prompts})", *row)
-    served = {one.concurrency: one.served_k for one in found}
-    table.add_row("all", *(part for batch in batches for part in (str(served[batch]), "")))
-    return table
 
 
 def _context(model: SpeedModel) -> str:
@@ -329,59 +284,6 @@ def _advice(model: SpeedModel) -> str:
     return f"{model.draft}: by these, K={model.best_k} at the smallest batch; {until}"
 
 
-def prediction_table(cell: Cell) -> Table:
-    """Predicted acceptance length by temperature, way of drafting and K, in 80 columns."""
-    predicted = cell.predicted or ()
-    ks = sorted({p.num_speculative_tokens for p in predicted})
-    table = Table(
-        "T",
-        "drafts",
-        *(f"K={k}" for k in ks),
-        title=f"{cell.draft}: predicted acceptance length",
-        caption="* beyond the K that was drafted; each row from the probabilities along text drawn at its temperature",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        title_justify="left",
-        caption_justify="left",
-    )
-    rows: dict[tuple[float, str], list[str]] = {}
-    for p in sorted(predicted, key=lambda p: (p.temperature, p.draft_sampling, p.num_speculative_tokens)):
-        rows.setdefault((p.temperature, p.draft_sampling), []).append(prediction(p))
-    for (temperature, mode), lengths in rows.items():
-        table.add_row(f"{temperature:g}", mode, *lengths)
-    return table
-
-
-def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
-    """What was measured of the settings that were predicted from a cell; empty where nothing was."""
-    found = [
-        f"T={other.temperature:g}, K={other.num_speculative_tokens}: {length(other.acceptance_length)}"
-        for predicted in cell.predicted or ()
-        if (other := measured_of(predicted, cell, cells)) is not None
-    ]
-    return f"measured: {'; '.join(found)}" if found else ""
-
-
-def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
-    """What a run of `k` draft tokens a round takes of memory, part by part, and what the draft costs in batch size."""
-    table = named_table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together")
-    table.columns[1].justify = "right"
-    for name, size in plan.fixed.items():
-        table.add_row(name, f"{size / GIB:.3f}")
-    for name, size in plan.per_slot.items():
-        table.add_row(name, f"{size * plan.num_slots / GIB:.3f}")
-    table.add_section()
-    table.add_row("all", f"{plan.total / GIB:.3f}")
-    table.add_row("free", f"{plan.available / GIB:.3f}")
-    table.add_row("largest batch that fits", str(plan.largest_batch))
-    cost = cost_of(plan, draft, k)
-    table.add_row("without the draft", str(cost.plain_batch))
-    table.add_row("KV of a token, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, plan.capacity))
-    table.add_row("KV of a sequence, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, 1))
-    return table
-
-
 def plan_answer(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) -> str:
     """Whether a run fits, and from which acceptance length on the draft makes decoding faster here."""
     sequences = "one sequence" if plan.num_slots == 1 else f"{plan.num_slots} sequences together"
@@ -389,7 +291,7 @@ def plan_answer(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) ->
     here = [one for one in rounds if one.device == rounds[0].device]
     pays = "; ".join(_pays(batch, context, same) for (_, batch, context), same in _by_setting(here))
     return (
-        f"{draft}: {fits}, {plan.available / GIB:.2f} are free. "
+        f"{draft}: {fits}, {plan.available / GIB:.2f} are free; the largest batch that fits is {plan.largest_batch:,}. "
         f"By arithmetic it pays on this {here[0].device} above these acceptance lengths: {pays}."
     )
 
@@ -402,30 +304,23 @@ def _pays(batch: int, context: int, same: Sequence[PlannedRound]) -> str:
     return f"{found} at batch {batch}, context {context}"
 
 
-def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
-    """A table of what rounds take by arithmetic: with one K whole, with several from where on each pays."""
+def plan_table(draft: str, plan: MemoryPlan, rounds: Sequence[PlannedRound]) -> Table:
+    """The memory of each batch, and from where on each K pays there, on this device and on others."""
     ks = sorted({one.num_speculative_tokens for one in rounds})
-    sizes = ("device", "batch", "context")
-    if len(ks) == 1:
-        table = named_table(
-            *sizes, "K", "GB read", "kernels", "ms", "plain, ms", "pays from", title=f"{draft}: rounds by arithmetic"
-        )
-        for one in rounds:
-            table.add_row(
-                one.device, str(one.batch), str(one.context), str(ks[0]), f"{one.bytes_read / 1e9:.3g}",
-                f"{one.kernels:,}", f"{one.ms:.3g}", f"{one.plain_ms:.3g}", f"{one.pays_from:.2f}",
-            )  # fmt: skip
-        table.caption = "pays from: the acceptance length above which decoding is faster with the draft"
-    else:
-        title = f"{draft}: the acceptance length above which it pays, by arithmetic"
-        table = named_table(*sizes, "plain, ms", *(f"K = {k}" for k in ks), title=title)
-        for (device, batch, context), same in _by_setting(rounds):
-            found = {one.num_speculative_tokens: f"{one.pays_from:.2f}" for one in same}
-            told = (device, str(batch), str(context), f"{same[0].plain_ms:.3g}")
-            table.add_row(*told, *(found[k] for k in ks))
-        table.caption = "plain: a round without the draft; --json has the time, bytes and kernels of each"
+    table = named_table(
+        "device", "batch", "context", "GiB", "plain, ms", *(f"K = {k}" for k in ks),
+        title=f"{draft}: the acceptance length above which it pays, by arithmetic",
+    )  # fmt: skip
+    for (device, batch, context), same in _by_setting(rounds):
+        found = {one.num_speculative_tokens: f"{one.pays_from:.2f}" for one in same}
+        told = (device, str(batch), str(context), f"{plan.of(batch) / GIB:.2f}", f"{same[0].plain_ms:.3g}")
+        table.add_row(*told, *(found[k] for k in ks))
     for column in table.columns[1:]:
         column.justify = "right"
+    table.caption = (
+        "GiB: with the longest context and the most draft tokens; plain: a round without the draft; one with K takes "
+        "as many times as long as its column says; --json has each part"
+    )
     return table
 
 
@@ -435,10 +330,6 @@ def _by_setting(rounds: Sequence[PlannedRound]) -> list[tuple[tuple[str, int, in
     for one in rounds:
         found.setdefault((one.device, one.batch, one.context), []).append(one)
     return list(found.items())
-
-
-def _kilobytes(target: int, draft: int, parts: int) -> str:
-    return f"{target / parts / 1024:,.1f} + {draft / parts / 1024:,.1f}"
 
 
 # The columns of a metric that is a record: what comes after its name, and where in the record the value lies.

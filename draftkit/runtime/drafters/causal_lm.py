@@ -42,7 +42,6 @@ class CausalLMDrafter:
     """
 
     max_tokens = None
-    usual_tree = "eagle"
     overlap = 1  # whose feature goes with the token after it, where the target's are read
     slot_bytes: SlotBytes | None = None
 
@@ -129,8 +128,6 @@ class CausalLMDrafter:
 
 class PardDrafter(CausalLMDrafter):
     """PARD, and PARD-2 without the target's features. `mask_token_id` is in the draft's own vocabulary."""
-
-    usual_tree = "best"
 
     def __init__(
         self,

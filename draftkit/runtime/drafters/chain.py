@@ -35,7 +35,6 @@ class ChainDrafter(ABC, Generic[Model]):
     max_positions: int | None = None
     positions_end = False
     slot_bytes: SlotBytes | None = None
-    usual_tree = "eagle"
     joins_prompts = True  # whether several go into one forward
 
     def __init__(self, model: Model):

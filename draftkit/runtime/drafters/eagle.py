@@ -36,8 +36,6 @@ class EagleDrafter(ChainDrafter[EagleModel]):
 class PEagleDrafter(EagleDrafter):
     """The learned mask state takes the place of captured features: it goes through the same norms and `fc`."""
 
-    usual_tree = "best"
-
     def __init__(self, model: EagleModel):
         super().__init__(model)
         assert model.spec.parallel is not None

@@ -23,7 +23,6 @@ class LookupDrafter(ABC):
     """
 
     max_tokens = None
-    usual_tree = "suffix"
     max_positions = None
     positions_end = False
     overlap = 0

@@ -132,7 +132,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Expands(Protocol):
-    """A drafter that can draft a tree. `usual_tree`, where it has that: the kind that is drafted with it."""
+    """A drafter that can draft a tree."""
 
     def expand(self, committed: Committed, depth: int, grow: Grow) -> None:
         """Take in the committed tokens, as `propose` does, and have a tree of `depth` ≥ 1 levels grown: `grow` is told
