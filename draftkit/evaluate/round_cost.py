@@ -27,8 +27,9 @@ from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import EXPERTS, Cost, chosen_share, read_cost
 from draftkit.targets.devices import device_named, dtype_named
 
-# Kernels of a captured round at temperature 0, as benchmarks/data/launches.json counts them for Llama and Qwen3: of a decoder
-# layer; of the target beside its layers, with the verdict; of a pass of a draft beside its layers; of drafting at all.
+# Kernels of a captured round at temperature 0, as benchmarks/data/launches.json counts them for Llama and Qwen3: of a
+# decoder layer; of the target beside its layers, with the verdict; of a pass of a draft beside its layers; of drafting
+# at all.
 PER_LAYER, PER_ROUND, PER_PASS, DRAFTING = 11, 47, 8, 25
 # Patterns for the names of a draft's tensors.
 TABLE = re.compile(r"(^|\.)(embed_tokens|emb)\.")  # a token reads one of its rows

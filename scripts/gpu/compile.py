@@ -1,9 +1,9 @@
 """Compiles every Triton kernel, as it is launched, for four kinds of GPUs and two versions of Triton; no GPU is needed.
 
-`make compile-gpu` writes what it found to benchmarks/data/kernels.md, and the digests of what it compiled to kernels.json
-beside it, by which `make test` knows whether that is still what is launched. It fails if a program takes more memory
-than a processor has, spills more than a few registers, or computes in double precision. The versions of Triton are
-installed into folders of their own under build/. `--stale` compiles only kernels that have changed since.
+`make compile-gpu` writes what it found to benchmarks/data/kernels.md. The digests of what it compiled go to
+kernels.json beside it. By these `make test` knows whether that is still what is launched. It fails if a program takes
+more memory than a processor has, spills more than a few registers, or computes in double precision. The versions of
+Triton are installed into folders of their own under build/. `--stale` compiles only kernels that have changed since.
 """
 
 from __future__ import annotations
