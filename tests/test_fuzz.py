@@ -116,7 +116,7 @@ def test_a_wrong_value_for_any_config_key_of_the_target(
 
 
 @pytest.mark.slow
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_hostile_value(format: str, name: str, samples: dict[str, Sample]) -> None:

@@ -557,7 +557,7 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
 def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
     folder = pico.write_checkpoint(

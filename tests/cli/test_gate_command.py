@@ -214,7 +214,7 @@ def test_a_gate_starts_without_torch(old: Path) -> None:
 SHORT = ("--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 12, "--max-new-tokens", 12, "--concurrency", 12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_new_result_one_is_measured_in_the_same_way(draftkit: Command, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     drawn = ("--temperature", "1", "--set", "seed=7", "--set", "top_p=0.9", "--set", "repeats=0")

@@ -39,7 +39,7 @@ def assert_refused(ran: Outcome, *problems: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(37)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("verb", ["convert", "inspect"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_bad_source_is_refused(name: str, verb: str, draftkit: Command, tmp_path: Path) -> None:

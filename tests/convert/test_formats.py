@@ -131,7 +131,7 @@ def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.few(77)
+@pytest.mark.few(25)
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_copied_tensors_keep_their_bytes(published: Published, tmp_path: Path, dtype: torch.dtype) -> None:
@@ -147,7 +147,7 @@ def test_copied_tensors_keep_their_bytes(published: Published, tmp_path: Path, d
 
 
 @pytest.mark.slow
-@pytest.mark.few(41)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("published", [pytest.param(p, id=p.name) for p in BACK])
 def test_round_trip_gives_the_same_tensors_and_an_equivalent_config(published: Published, tmp_path: Path) -> None:
     arguments = source_of(published, tmp_path)
@@ -166,7 +166,7 @@ def test_round_trip_gives_the_same_tensors_and_an_equivalent_config(published: P
 
 
 @pytest.mark.slow
-@pytest.mark.few(50)
+@pytest.mark.few(16)
 @each
 def test_a_missing_tensor_is_named(published: Published, tmp_path: Path) -> None:
     """Whichever tensor is gone: an error that names it or the fact it decides, never another draft without a word."""

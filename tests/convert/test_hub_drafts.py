@@ -53,7 +53,7 @@ def test_it_computes_what_transformers_computes_of_the_source(name: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     source = PUBLISHED[name].write(tmp_path / "source", torch.float32)
@@ -62,7 +62,7 @@ def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     assert [(cell.method, cell.matches_greedy) for cell in result.cells] == [("draft-model", True)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path, tmp_path: Path) -> None:
     """As vLLM does: the same tokens are accepted as with a copy of that table in the file."""
     published = PUBLISHED["specforge-peagle-without-table"]

@@ -253,8 +253,7 @@ TAKEN = {
 FOLDED = {"fusion_bias"}  # `--to vllm` makes it part of the embedding: test_destinations.py
 
 
-@pytest.mark.few(2)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("destination", sorted(set(destinations()) - {"unified"}))
 def test_every_fact_comes_back_or_is_said_to_be_lost(
     destination: str, sent: dict[str, str], whole_target: str, tmp_path: Path

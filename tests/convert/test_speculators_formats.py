@@ -249,7 +249,7 @@ JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}
 ONE_OF_EACH = ["speculators-peagle", "speculators-eagle-layernorms"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_wrong_value_anywhere_in_the_config_is_a_known_failure(name: str, target: Path, tmp_path: Path) -> None:
     config = ALL[name].config

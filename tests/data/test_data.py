@@ -616,7 +616,7 @@ def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
     assert "".join(piece["text"] for piece in checked["shown"] if piece["supervised"]) == "a" * 40 + "<|eot|>"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["falcon", "qwen3_next", "deepseek_v3", "qwen2_5_vl"])
 def test_the_models_of_today_are_checked(kind: str, draftkit: Command, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_samples_are_prepared_checked_and_read_there(
     draftkit: Command, store: Store, rows: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_samples_are_prepared_checked_and_read_there(
         assert (missing.code, f"{store}/none.jsonl" in missing.err) == (1, True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_answers_are_parts_that_go_on(draftkit: Command, store: Store, rows: Path, tmp_path: Path) -> None:
     answers = f"{store}/answers.jsonl"
     regenerate = ("data", "regenerate", rows, answers, *TARGET, "--max-new-tokens", 4, "--json")

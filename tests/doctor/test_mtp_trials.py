@@ -69,7 +69,7 @@ def test_every_fact_of_the_table_is_tried(patient: Patient) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["feedback", "hidden-state", "first-embedding", "concatenation"])
 def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
     """The trial of a draft with the other value drafts what the sound one does."""

@@ -139,7 +139,7 @@ def test_a_lossless_engine_is_not_accused() -> None:
     assert len(found.tests) == 7
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("planted", "where"),
     [

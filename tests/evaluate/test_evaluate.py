@@ -91,7 +91,7 @@ def zoo_result() -> Any:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_zoo_drafts_reach_their_acceptance_length() -> None:
     measured = {c.draft: c.acceptance_length.mean for c in zoo_result().cells}
     assert measured["zoo:eagle"] >= 1.8
@@ -212,7 +212,7 @@ def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
     assert engine.ran == [(None, 0), ("zoo:eagle", 1), ("zoo:eagle", 3)] * 4  # plain decoding once for all K
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_accepted_does_not_depend_on_the_batch() -> None:
     sweep = QUICK.sweep(k=(1, 3), concurrency=(1, 4))
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, engines=[WithoutPlain()])

@@ -91,7 +91,7 @@ def prefilled(made: Engine, prompts: Sequence[tuple[int, ...]], chunk: int = 204
 
 
 @pytest.mark.slow
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
     """Verification is the same for every drafter; one of them meets all its kinds."""
     check_rounds(pair, gpu, ROUNDS if isinstance(pair[1], EagleDrafter) else FEW)
@@ -164,7 +164,7 @@ def admit(made: Engine, chunk: int) -> None:
         made._admit(prompts)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.slow
 def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its first token; in pieces, as a long one is run, and with another one in a forward."""

@@ -127,7 +127,7 @@ def batch_of(recipe: Recipe, width: int) -> TrainingBatch:
 
 
 @pytest.mark.slow
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{' '.join(options)}" for name, options in CASES])
 def test_a_step_in_bfloat16(
     name: str, options: dict[str, object], given: dict[str, str], load: Callable[[str], Any],

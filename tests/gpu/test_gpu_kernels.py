@@ -76,7 +76,7 @@ def test_places_in_a_reshaped_row_are_noticed() -> None:
     assert not in_disorder('%1:2 = "tt.reduce"(%x, %0) <{axis = 0 : i32}> ({')
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_is_of_these_kernels() -> None:
     known = json.loads(DIGESTS.read_text(encoding="utf-8"))
     if known.pop("triton") != triton.__version__:

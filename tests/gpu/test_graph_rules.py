@@ -92,8 +92,7 @@ def batch_of(engine: Engine, sequences: int) -> Batch:
     return Batch.of(running, engine.draft_sampling, engine.target.device, engine._rounds.rows(range(sequences)))
 
 
-@pytest.mark.slow
-@pytest.mark.few(1)
+@pytest.mark.long
 def test_two_engines_take_turns_with_a_drafter(drafter: Drafter, capture: SimulatedCapture) -> None:
     """It has room for the sequences of one of them; the other must not replay rounds over memory that is gone."""
     model, moved_drafter = moved((target(), drafter))

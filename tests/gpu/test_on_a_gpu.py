@@ -86,7 +86,7 @@ def decoded(pair: Pair, mode: Verification, *, greedy: bool, eager: bool = False
     return [generation.tokens for generation in engine(pair, mode, eager=eager).generate(asked)]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("mode", "greedy"), MODES)
 def test_replayed_rounds_equal_launched_ones(pair: Pair, mode: Verification, greedy: bool) -> None:
     launched, replayed = (decoded(pair, mode, greedy=greedy, eager=eager) for eager in (True, False))

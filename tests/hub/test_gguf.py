@@ -74,7 +74,7 @@ def test_the_weights_of_a_file_in_float32_are_the_models(files: dict[str, Path])
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
     embeddings = load_target_embeddings(str(files["F16"]), device="cpu", dtype=torch.float32)
     whole = load_training_target(str(files["F16"]), device="cpu", dtype=torch.float32)
@@ -183,7 +183,7 @@ def test_the_package_is_named_where_it_is_missing(
         locate(str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_vllm_refuses_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     command = ("eval", "--target", files["F16"], "--draft", "zoo:eagle3", "--dataset", "zoo", "--engine", "vllm")
     outcome = draftkit(*command, "--vllm-python", sys.executable)

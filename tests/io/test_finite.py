@@ -162,7 +162,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     header = {
         "large": {"dtype": "BF16", "shape": [128 << 20], "data_offsets": [0, 256 << 20]},

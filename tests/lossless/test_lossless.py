@@ -83,12 +83,12 @@ def test_a_lossless_engine_is_identical_in_float32() -> None:
     assert all(fit.adjusted > 0.01 for fit in found.fits)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bad_draft_does_not_matter() -> None:
     assert certified(pico_pair(noise=1.0)).verdict == "no difference seen"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bfloat16_is_no_bug() -> None:
     found = certified(pico_pair(torch.bfloat16))
     assert found.verdict in ("no difference seen", "numerics only"), found.failures
@@ -141,7 +141,7 @@ def test_a_sampler_that_forgets_a_cut_is_found(
     assert any("verifier" in failure for failure in found.failures)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bug_below_what_can_be_seen_is_said_to_be_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_rare_acceptance(0.01)(monkeypatch)
     found = certified(pico_pair(), SAMPLES_ONLY)
@@ -156,7 +156,7 @@ def test_a_bug_above_what_can_be_seen_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("plant", "where"),
     [
@@ -191,7 +191,7 @@ def test_an_anchor_that_is_stored_too_early_is_found() -> None:
         pair.speculative(pair.requests, k=4, num_slots=4, target=PoisonedOffByOneTarget, eager=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bug_is_a_bug_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_acceptance(monkeypatch)
     found = certified(pico_pair(torch.bfloat16, noise=0.1))

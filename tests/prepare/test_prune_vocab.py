@@ -182,7 +182,7 @@ def test_an_end_that_was_cut_before_is_named(tmp_path: Path, running_target: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_over_the_tokens_that_it_drafts_nothing_changes(
     make: Make, tmp_path: Path, running_target: Path, model: PreTrainedModel, drafter: Callable[[Path], Drafter]

@@ -380,7 +380,7 @@ def test_command(draftkit: Command, server: HubUploads, draft: Path) -> None:
     assert WRITE not in done.out + done.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_end_to_end(draftkit: Command, server: HubUploads, tmp_path: Path, running_target: Path) -> None:
     """Convert, measure, push from a process of its own, and measure what the Hub has: the same acceptance length."""
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors())

@@ -207,7 +207,7 @@ def test_greedy_text_repeats_on_one_machine_alone() -> None:
     assert "of 30 runs" in gate_results(drawn, drawn).nightly
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_false_alarms_are_as_rare_as_said_and_losses_seen_as_often() -> None:
     """`python -m scripts.check.gate` is the long table."""
     assert false_alarms(20, 300) <= 0.09

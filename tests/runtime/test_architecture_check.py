@@ -112,7 +112,7 @@ def states_of_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("plant", "name", "where"),
     [

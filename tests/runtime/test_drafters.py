@@ -237,7 +237,7 @@ BATCHES_AND_K = ((1, 2), (3, 1), (3, K))
 
 
 @pytest.mark.slow
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 def test_output_equals_plain_decoding(case: Case) -> None:
     check_output(case.drafter, BATCHES_AND_K)
 
@@ -262,7 +262,7 @@ def poison_before_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_nan_that_no_row_sees_reaches_no_output(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain(sampled()), plain(requests())
     poison_before_every_forward(monkeypatch)
@@ -539,7 +539,7 @@ def test_the_same_tokenizer_needs_no_map(load: Load) -> None:
     assert drafter.vocabulary is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mask", [None, 5])
 def test_a_draft_with_fewer_words_equals_the_reference(mask: int | None, load: Load) -> None:
     """It reads its end token where it lacks a word, and proposes words that it shares only."""

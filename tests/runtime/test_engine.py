@@ -53,7 +53,7 @@ def plain(temperature: float) -> list[list[int]]:
     return tokens(run(sampled(temperature), None, verification="coupled"))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str) -> None:

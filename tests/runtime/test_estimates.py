@@ -53,7 +53,7 @@ def generate(drafter: Drafter, wanted: tuple[Request, ...], *, slots: int, estim
 
 
 @pytest.mark.slow
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("drawn", "temperature"), [(False, 1.0), (True, 0.7)], ids=["chosen", "drawn"])
 def test_the_probability_of_each_draft_token(case: Case, drawn: bool, temperature: float) -> None:
     """Chosen tokens as at temperature 1, drawn ones in what they were drawn from."""

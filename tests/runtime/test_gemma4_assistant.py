@@ -177,7 +177,7 @@ def test_transformers_drafts_alike_at_its_own_position(
         assert first[len(text) + 1 :].tolist() == drafted(target, drafter, [first[: len(text) + 1]], K)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eval(pair: Pair, draft: Draft) -> None:
     pico.save_tokenizer(pair.folder)
     settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")

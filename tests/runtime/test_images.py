@@ -61,7 +61,7 @@ def test_these_kinds_are_said_to_be_held_against_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", VISUAL)
 def test_decoding_equals_generate(kind: str) -> None:
     """One after the other and beside each other, in pieces that would cut images, and with drafts."""

@@ -106,7 +106,7 @@ def p_value(case: Case, texts: Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.few(18)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_drawn_drafts_leave_the_targets_distribution(name: str, mode: str) -> None:
@@ -117,7 +117,7 @@ def test_drawn_drafts_leave_the_targets_distribution(name: str, mode: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", ["plain", "ties", "all cuts", "greedy target"])
 def test_mixed_batches_leave_the_targets_distribution(name: str, mode: str) -> None:

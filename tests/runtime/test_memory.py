@@ -35,7 +35,7 @@ def pool_bytes(cache: SlotCache) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 def test_caches_take_what_was_planned(case: Case) -> None:
     drafter = case.drafter
     engine = Engine(Target(target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)

@@ -89,7 +89,7 @@ def captured_states(target: Target, text: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> None:
     target, drafter = loaded(saved, folder)
     requests = [Request(f"{n}", tuple(range(3 + n, 9 + 2 * n)), 12) for n in range(3)]
@@ -103,7 +103,7 @@ def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_trees_leave_the_output_as_it_is(saved: Saved, folder: Path) -> None:
     """And the tree with one child everywhere is the chain, round by round."""
     target, drafter = loaded(saved, folder)
@@ -151,8 +151,7 @@ def test_loading_the_target_reports_what_is_unexpected_but_the_head(
     assert saved.head.layer not in caplog.text
 
 
-@pytest.mark.few(1)
-@pytest.mark.slow
+@pytest.mark.long
 def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
     pico.save_tokenizer(saved.folder)
     settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")
@@ -185,7 +184,7 @@ def test_relatives_draft_as_the_reference_does(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("format", ["fp8-dynamic", "nvfp4a16", "modelopt-w4a16-nvfp4"])
 def test_quantized_heads_are_the_weights_that_they_stand_for(
     saved: Saved, folder: Path, format: str, tmp_path: Path

@@ -50,7 +50,7 @@ def requests() -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_drafts_equal_the_reference_after_any_rejections(
     saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int, monkeypatch: pytest.MonkeyPatch

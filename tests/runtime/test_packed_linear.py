@@ -180,7 +180,7 @@ def as_loaded(model: nn.Module) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["eagle3", "draft-model", "dspark", "mlp-speculator"])
 def test_engines_pack_and_fuse_and_give_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = zoo_drafter(name)

@@ -74,7 +74,7 @@ def tokens(generations: list[Generation]) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_output_equals_transformers(case: Case, num_slots: int) -> None:
     assert len({token for answer in case.answers() for token in answer}) > 20, "the reference only repeats itself"
@@ -88,8 +88,7 @@ def test_prompts_in_pieces_and_plain_decoding_equal_transformers(case: Case) -> 
     assert tokens(engine(case, k=0, prefill_chunk=IN_PIECES).generate(REQUESTS)) == case.answers()
 
 
-@pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.long
 @compiles
 def test_rounds_of_layers_with_states_are_not_compiled(case: Case) -> None:
     """Where that is asked for, they run as ever."""
@@ -153,7 +152,7 @@ def draft_of(case: Case) -> Target:
 
 
 @pytest.mark.slow
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["chain", "parallel"])
 def test_drafts_with_states(case: Case, kind: str) -> None:
     draft = draft_of(case)
@@ -168,7 +167,7 @@ def test_drafts_with_states(case: Case, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_the_target_as_its_own_draft_accepts_everything(case: Case) -> None:
     generations = engine(case, CausalLMDrafter(Target(case.model))).generate(REQUESTS)
     assert tokens(generations) == case.answers()
@@ -176,7 +175,7 @@ def test_the_target_as_its_own_draft_accepts_everything(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_sampled_tokens_are_those_of_plain_decoding(case: Case) -> None:
     wanted = [
         Request(r.id, r.prompt, 8, SamplingParameters(temperature=0.7, seed=i), ignore_eos=True)

@@ -100,7 +100,7 @@ def check_replayed(
 
 
 @pytest.mark.slow
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(case.drafter, monkeypatch)
 
@@ -116,7 +116,7 @@ def test_replayed_rounds_that_end_where_confidence_does(load: Load, monkeypatch:
     check_replayed(confident_dspark(load), monkeypatch, floor=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
 def test_replayed_rounds_of_hybrid_targets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(ngram(), monkeypatch, recurrent_target(kind))
@@ -162,7 +162,7 @@ def check_host(
     assert not watch.found
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted

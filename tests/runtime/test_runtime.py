@@ -50,7 +50,7 @@ def generate(
     return Engine(target, drafter, num_speculative_tokens=k, num_slots=num_slots).generate(requests())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [pytest.param(1, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator", "dflash"])
@@ -61,7 +61,7 @@ def test_output_equals_transformers(name: str, num_slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("k", [1, 2, 7, MAX_SPECULATIVE_TOKENS])
 def test_output_does_not_depend_on_k(k: int) -> None:
     assert [g.tokens for g in generate(zoo_drafter("eagle3"), k, 3)] == list(transformers_output())
@@ -74,7 +74,7 @@ def test_plain_decoding_equals_transformers() -> None:
     assert {r.accepted for g in generations for r in g.rounds} == {0}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 8])
 @pytest.mark.parametrize("name", DRAFTS)
@@ -109,7 +109,7 @@ def test_target_as_its_own_draft_accepts_everything(k: int) -> None:
     assert [g.tokens for g in generations] == list(transformers_output())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_rounds_account_for_every_token(name: str) -> None:

@@ -464,7 +464,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("window", "sink_tokens"), [(None, 0), (5, 0), (2, 9)])
 @pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize(("rows", "most"), [(5, 5), (3, 9), (17, 100)])

@@ -356,7 +356,7 @@ def decoded(drafter: Drafter | None, wanted: Sequence[Request], tree: str | None
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_every_drafter_leaves_the_output_as_it_is(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
     for wanted, kinds in ((requests()[:3], KINDS[::2]), (sampled()[1:], KINDS[1::2])):
         plain = [g.tokens for g in decoded(None, wanted)]
@@ -366,7 +366,7 @@ def test_every_drafter_leaves_the_output_as_it_is(case: Case, tmp_path_factory: 
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_chain_is_the_tree_with_one_child_everywhere(case: Case) -> None:
     chain = decoded(case.drafter, requests())
     tree = decoded(case.drafter, requests(), "eagle:topk=1,depth=3,nodes=3")

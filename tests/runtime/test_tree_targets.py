@@ -85,7 +85,7 @@ def expected(model: PreTrainedModel, texts: list[list[int]]) -> tuple[Tensor, Te
 
 
 @pytest.mark.slow
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_every_node_sees_its_own_path(kind: str) -> None:

@@ -66,7 +66,7 @@ def test_an_adapter_is_the_merged_model(settings: dict[str, object], base: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", VISUAL)
 def test_targets_that_read_images_are_merged_with_what_reads_them_and_without(kind: str, tmp_path: Path) -> None:
     """However peft's base spelled the names of layers: as transformers does now, as it did, or as the text alone."""
@@ -129,7 +129,7 @@ def test_an_adapter_as_target_says_how_to_pass_it(base: Path, tmp_path: Path, dr
     assert f"next: pass --target {base} --target-adapter {one}" in out.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_draft_beside_itself_under_adapters(base: Path, tmp_path: Path) -> None:
     pico.save_tokenizer(base)
     names = [str(adapter(tmp_path / name, base, strength)) for name, strength in (("weak", 0.01), ("strong", 1.0))]

@@ -160,7 +160,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_loader_is_told() -> None:
     """Without the argument, transformers would ask."""
     untold = []

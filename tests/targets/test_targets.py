@@ -226,7 +226,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.few(11)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_generation_equals_transformers(family: Family, num_slots: int) -> None:
     assert all(len(set(tokens)) > NEW_TOKENS // 4 for tokens in family.output), "the reference only repeats itself"
@@ -234,7 +234,7 @@ def test_generation_equals_transformers(family: Family, num_slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 def test_own_draft_accepts_everything(family: Family) -> None:
     generations = generate(family.model, family.model, k=3)
     assert [g.tokens for g in generations] == family.output
@@ -540,7 +540,7 @@ def varying(name: str) -> PretrainedConfig:
     return config_of(family, head_dim=16, max_position_embeddings=128, **copy.deepcopy(changes))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARYING)
 def test_no_sequence_has_the_rope_of_its_neighbors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -692,7 +692,7 @@ def test_latents_are_cached_instead_of_keys_and_values(dtype: torch.dtype, tmp_p
     assert target.slot_bytes(64, 0) == 64 * LAYERS * (24 + 8) * dtype.itemsize
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 def test_caches_take_what_was_planned(family: Family) -> None:
     """Keys and values, latents and what indexers compare, of all layers."""
     target = Target(family.model)

@@ -28,7 +28,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_of_text_the_logits_are_those_of_the_whole_model(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     opened, found = open_target(str(folder)), []
     text, _ = prompt_with_images(folder.name, images=0)

@@ -191,7 +191,7 @@ def test_an_endpoint_writes_prompts_and_answers(draftkit: Command, tmp_path: Pat
         assert served.answers[tokens[:begin]] == tokens[begin:end]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_served_target_that_is_quantized(tmp_path: Path) -> None:
     """Its server answers; the states are those of its weights made plain, here."""
     target, draft = save_int8(zoo.path("target"), tmp_path / "target-w8a8"), tmp_path / "draft"

@@ -316,7 +316,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
 
 
 @pytest.mark.slow
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @torch.no_grad()
 def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> None:
     """At every position and step, from packed rows here and from one sample and anchor after the other there."""

@@ -38,7 +38,7 @@ def log_of(folder: Path, count: int) -> Path:
     return folder / "log.jsonl"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("served", [True, False], ids=["served", "in-process"])
 def test_an_adaptation_reads_images(served: bool, tmp_path: Path) -> None:
     target = save_visual_target(tmp_path / "target", "qwen2_5_vl")

@@ -159,7 +159,7 @@ def test_images_that_are_others_now(target: Path, data: Path, tmp_path: Path) ->
         train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0, every=0)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_in_another_folder(target: Path, data: Path, tmp_path: Path) -> None:
     """They are named where states are stored, by each worker, and where a run goes on."""
     first = train_draft(config(target, data, tmp_path / "run", save_every=1))

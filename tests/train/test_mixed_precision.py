@@ -62,7 +62,7 @@ def test_the_cases_have_every_option() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("recipe", "options", "run"), CASES, ids=[f"{r}-{' '.join([*o, *(run or [])])}" for r, o, run in CASES]
 )

@@ -475,7 +475,7 @@ RESUMED: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, name: str) -> None:
     """The chains that are dropped, the samples without features, the anchors of blocks and what adapters leave out are

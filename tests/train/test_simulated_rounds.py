@@ -94,7 +94,7 @@ def accepted(generation: Generation) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", DRAFTS + BLOCKS)
 def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
     """Round by round."""

@@ -41,7 +41,7 @@ def train(target: Path, data: Path, out: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_path: Path, draftkit: Command) -> None:
     target, states = save_target(kind, tmp_path / "target"), tmp_path / "states"
