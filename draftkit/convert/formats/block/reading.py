@@ -217,8 +217,8 @@ def _aux_layer_ids(
             where=view.source.path,
             hint="permute the columns of fc.weight, and the ids with them, into ascending order",
         )
-    _, columns = view.matrix("fc.weight")
-    if ids and columns != target_hidden * len(ids):
+    if ids and "fc.weight" in view.tensors and view.matrix("fc.weight")[1] != target_hidden * len(ids):
+        columns = view.matrix("fc.weight")[1]
         raise FormatError(
             f"{len(ids)} captured layers are named, {list(ids)}, and fc.weight has {columns} columns, "
             f"{columns / target_hidden:g} states of {target_hidden}",
