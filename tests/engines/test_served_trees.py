@@ -40,6 +40,6 @@ def test_servers_are_told_of_a_tree_in_their_own_counting(eagle3: Draft) -> None
 
 def test_a_draft_of_which_no_server_drafts_trees_has_no_commands(tmp_path: Path) -> None:
     block = read_draft(convert_checkpoint("zoo:dflash", tmp_path / "draft", target="zoo:target"))
-    tree = read_tree("sglang:steps=5,topk=4,tokens=8").dynamic
+    tree = read_tree("eagle:topk=4,depth=5,nodes=7").dynamic
     assert tree is not None
     assert not serve_trees(block, "FOLDER", tree)
