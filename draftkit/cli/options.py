@@ -279,7 +279,7 @@ TreesOption = Annotated[
     typer.Option(
         "--tree",
         help="Draft a tree instead of a chain; repeat to compare: eagle:topk=10,depth=6,nodes=60, best:nodes=32, "
-        "choices:FILE, suffix:nodes=16,width=4, sglang:steps=5,topk=4,tokens=8.",
+        "suffix:nodes=16,width=4.",
     ),
 ]
 CompileOption = Annotated[

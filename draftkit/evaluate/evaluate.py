@@ -36,7 +36,7 @@ from draftkit.results.recorded import append_rounds, check_records
 from draftkit.results.saved import ResultFile, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import ResultVerdict, verdicts
-from draftkit.runtime.tree_kinds import dynamic_tree
+from draftkit.runtime.tree_kinds import read_tree
 
 if TYPE_CHECKING:
     from draftkit.loading import OpenedTarget
@@ -255,7 +255,7 @@ def _tree_commands(verdict: ResultVerdict, draft: Draft, job: Job) -> dict[str, 
     """The commands of the engines that draft a verdict's tree with such a draft, from the layout that they read."""
     assert verdict.draft is not None
     assert verdict.tree is not None
-    tree, target = dynamic_tree(verdict.tree), job.opened_target.name
+    tree, target = read_tree(verdict.tree).dynamic, job.opened_target.name
     if tree is None:
         return {}
     layout = sglang.layout_of(draft.spec)

@@ -1,16 +1,13 @@
 """Kinds of draft trees, as `--tree` names them, and the shape that each comes to.
 
 There is one counting: nodes never count the root, which is the newest token, and the depth is that of the deepest node.
-Only `sglang:` takes another program's numbers. A further kind is one more function here. No torch.
+A further kind is one more function here. No torch.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 
 from draftkit.engines.trees import DynamicTree
 from draftkit.errors import SettingError
@@ -19,24 +16,19 @@ MOST_NODES = 63  # with the root, the rows that the attention kernel takes of a 
 MOST_DEPTH = 16  # the most tokens that draftkit's runtime drafts one after another
 BLOCK_DEPTH = 7  # of best-first trees where none is asked for: the drafts of a block of eight
 
-Path_ = tuple[int, ...]  # ranks among siblings from the root to a node
-
 
 @dataclass(frozen=True)
 class Beam:
     """Level by level, each node of a frontier has its likeliest tokens scored, `children` of them, and the best `width`
     of all these are the next frontier; of all that were scored, the best `nodes` are the tree.
 
-    The score of a node is the probability of its path, as a sum of logarithms, or with `products` as a product. With
-    `lanes`, a draft that keeps keys sees those of its place in the frontiers before, not those of its ancestors.
+    The score of a node is the probability of its path, as a sum of logarithms.
     """
 
     width: int
     children: int
     depth: int
     nodes: int
-    products: bool = False
-    lanes: bool = False
 
     @property
     def scored(self) -> int:
@@ -58,48 +50,13 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """The nodes as ranks among siblings, by length and then in order, as in Medusa's lists: (0, 1) is the second child
-    of the likeliest first token. Every prefix is there."""
-
-    paths: tuple[Path_, ...]
-
-    @property
-    def depth(self) -> int:
-        return len(self.paths[-1])
-
-    @property
-    def nodes(self) -> int:
-        return len(self.paths)
-
-    @cached_property
-    def parents(self) -> tuple[int, ...]:
-        """The row of each node's parent; 0 is the root, and node i has row i + 1."""
-        row = {(): 0} | {path: number + 1 for number, path in enumerate(self.paths)}
-        return tuple(row[path[:-1]] for path in self.paths)
-
-    def level(self, depth: int) -> list[Path_]:
-        """The nodes of that depth."""
-        return [path for path in self.paths if len(path) == depth]
-
-    def inner(self, depth: int) -> list[Path_]:
-        """Those of them that have children."""
-        with_children = {path[:-1] for path in self.paths}
-        return [path for path in self.level(depth) if path in with_children] if depth else [()]
-
-    @property
-    def drafted_rows(self) -> int:
-        return sum(len(self.inner(depth)) for depth in range(1, self.depth))
-
-
-@dataclass(frozen=True)
 class DraftTree:
     """A tree that is drafted each round. `name`: as `--tree` takes it, with what was left to defaults; `note`: the same
     in the counting of the program that the kind comes from, where that differs."""
 
     kind: str
     name: str
-    shape: Beam | Choices
+    shape: Beam
     note: str = field(default="", compare=False)
 
     @property
@@ -112,10 +69,8 @@ class DraftTree:
 
     @property
     def dynamic(self) -> DynamicTree | None:
-        """The tree as servers draft it, whatever keys it sees there; None for those that none drafts."""
-        if self.kind not in ("eagle", "sglang") or not isinstance(self.shape, Beam):
-            return None
-        return DynamicTree(self.shape.width, self.depth, self.nodes)
+        """The tree as servers draft it; None for those that none drafts."""
+        return DynamicTree(self.shape.width, self.depth, self.nodes) if self.kind == "eagle" else None
 
     @property
     def span(self) -> int:
@@ -129,11 +84,6 @@ def read_tree(text: str) -> DraftTree:
     if kind not in KINDS:
         raise SettingError(f"tree is {text}", "tree", expected="; ".join(EXAMPLES))
     return KINDS[kind](rest)
-
-
-def dynamic_tree(name: str) -> DynamicTree | None:
-    """The tree of that name as servers draft it; None for one that none drafts, whose file may be gone."""
-    return None if name.startswith("choices:") else read_tree(name).dynamic
 
 
 def eagle(text: str) -> DraftTree:
@@ -157,47 +107,8 @@ def suffix(text: str) -> DraftTree:
     return _checked("suffix", f"nodes={nodes},width={width},depth={depth}", Beam(width, width, depth, nodes))
 
 
-def sglang(text: str) -> DraftTree:
-    """SGLang's tree in its own numbers: `tokens` count the root, scores are products, and a lane of the draft sees the
-    keys of its own lane, whoever its parent was."""
-    steps, k, tokens = _numbers("sglang", text, steps=5, topk=4, tokens=8)
-    shape = Beam(k, k, steps, tokens - 1, products=True, lanes=True)
-    flags = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
-    note = "SGLang's " + " ".join(f"{flag} {n}" for flag, n in zip(flags, (steps, k, tokens), strict=True))
-    return _checked("sglang", f"steps={steps},topk={k},tokens={tokens}", shape, note)
-
-
-def choices(text: str) -> DraftTree:
-    """A static tree: a file with a list of paths of ranks, as Medusa and EAGLE-1 have them."""
-    path = Path(text)
-    try:
-        listed = ast.literal_eval(path.read_text())
-        paths = {tuple(node) for node in listed}
-        fine = bool(paths) and all(type(rank) is int and rank >= 0 for node in paths for rank in node)
-    except OSError as error:
-        raise SettingError(f"tree: {path} cannot be read: {error.strerror}", "tree", expected=LISTED) from None
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        fine = False
-    if not fine:
-        raise SettingError(f"tree: {path} holds no list of choices", "tree", expected=LISTED)
-    orphan = next((node for node in sorted(paths) if not node or (len(node) > 1 and node[:-1] not in paths)), None)
-    if orphan is not None:
-        raise SettingError(f"tree: the node {list(orphan)} of {path} has no parent", "tree", expected=LISTED)
-    ordered = sorted(paths, key=lambda node: (len(node), node))
-    return _checked("choices", str(path), Choices(tuple(ordered)))
-
-
-KINDS: Mapping[str, Callable[[str], DraftTree]] = {
-    kind.__name__: kind for kind in (eagle, best, suffix, sglang, choices)
-}
-LISTED = "a file with the ranks from the root to each node, as [[0], [1], [0, 0]], every prefix among them"
-EXAMPLES = (
-    "eagle:topk=10,depth=6,nodes=60",
-    "best:nodes=32",
-    "choices:FILE",
-    "suffix:nodes=16,width=4",
-    "sglang:steps=5,topk=4,tokens=8",
-)
+KINDS: Mapping[str, Callable[[str], DraftTree]] = {kind.__name__: kind for kind in (eagle, best, suffix)}
+EXAMPLES = ("eagle:topk=10,depth=6,nodes=60", "best:nodes=32", "suffix:nodes=16,width=4")
 
 
 def _numbers(kind: str, text: str, **defaults: int | None) -> list[int]:
@@ -212,16 +123,18 @@ def _numbers(kind: str, text: str, **defaults: int | None) -> list[int]:
     return [given.get(name, default) for name, default in defaults.items()]  # type: ignore[misc]
 
 
-def _checked(kind: str, numbers: str, shape: Beam | Choices, note: str = "") -> DraftTree:
+def _checked(kind: str, numbers: str, shape: Beam, note: str = "") -> DraftTree:
     """The tree, if it can be drafted and verified. Raises `SettingError`."""
     name = f"{kind}:{numbers}"
-    limits = {"nodes": (shape.nodes, MOST_NODES), "levels": (shape.depth, MOST_DEPTH)}
-    if isinstance(shape, Beam):
-        limits["children a node"] = shape.children, MOST_NODES
+    limits = {
+        "nodes": (shape.nodes, MOST_NODES),
+        "levels": (shape.depth, MOST_DEPTH),
+        "children a node": (shape.children, MOST_NODES),
+    }
     for what, (number, most) in limits.items():
         if not 1 <= number <= most:
             raise SettingError(f"the tree {name} has {number} {what}", "tree", expected=f"1 to {most}")
-    if isinstance(shape, Beam) and shape.nodes > shape.scored:
+    if shape.nodes > shape.scored:
         raise SettingError(
             f"the tree {name} has {shape.nodes} nodes, and drafting it finds {shape.scored}",
             "tree",

@@ -63,7 +63,7 @@ class TreeRounds(Rounds):
     def _grown(self, slots: Tensor, length: int) -> tuple[Tree, Tensor]:
         """The tree of this round, and bool [B]: whether the draft's logits were usable."""
         assert isinstance(self.drafter, Expands)
-        watched = _WatchedGrowth(Growth.of(self.tree.shape), slots)
+        watched = _WatchedGrowth(Growth(self.tree.shape), slots)
         self.drafter.expand(self.committed(slots, length), self.tree.depth, watched)
         return watched.growth.tree(), watched.usable
 

@@ -128,7 +128,7 @@ class Attack:
         self.check(kind, folder, None)
 
     def share(self, folder: Path, rng: random.Random) -> None:
-        """Two processes store states: the second waits for what the first, which is halted at a write, has claimed."""
+        """Two processes store states: the second waits for what the first, which is halted at a write, has locked."""
         first = attempt("states", folder, rng.randint(1, self.writes("states")), "halted")
         second = attempt("states", folder, sys.maxsize, "before", waits=False)
         time.sleep(0.3)

@@ -34,7 +34,7 @@ from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.slot_rows import SlotRows
-from draftkit.runtime.tree_kinds import Beam, Choices, DraftTree
+from draftkit.runtime.tree_kinds import Beam, DraftTree
 from draftkit.targets.target import Target
 
 pytest.importorskip("triton")
@@ -106,32 +106,26 @@ def test_no_round_of_a_hybrid_waits_for_the_gpu(kind: str, request: pytest.Fixtu
     check_rounds(pair, request.getfixturevalue("gpu"), ROUNDS[:2])
 
 
-TREES = (Beam(3, 3, 3, 9), Choices(((0,), (1,), (0, 0), (0, 2), (0, 2, 1))))
-
-
 @pytest.mark.long
 def test_no_round_of_a_tree_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
-    """From the second on: what is static of a tree is brought to the device in the first."""
     if not isinstance(pair[1], Expands):
         pytest.skip("drafts no tree")
     engine(pair)  # which takes over what is found by numbers
     model, drafter = moved(pair)
     assert isinstance(drafter, Expands)
-    for shape in TREES:
-        tree = DraftTree("test", "test", shape)
-        made = Engine(
-            Target(model, drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=SLOTS, tree=tree, eager=True
-        )
-        made.reserve(LENGTH)
-        with torch.inference_mode():
-            list(prefilled(made, [(5, 6)]))
-        for sampling in (GREEDY, CUT):
-            requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
-            batch = Batch.of(requests, made.draft_sampling, made.target.device)
-            made._rounds.run(batch, made.k, LENGTH)
-            work = gpu.during(lambda batch=batch, made=made: made._rounds.run(batch, made.k, LENGTH))
-            assert any(launch.variant for launch in work.launches)
-            assert not work.reads + work.uploads, (shape, sampling)
+    tree = DraftTree("test", "test", Beam(3, 3, 3, 9))
+    made = Engine(
+        Target(model, drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=SLOTS, tree=tree, eager=True
+    )
+    made.reserve(LENGTH)
+    with torch.inference_mode():
+        list(prefilled(made, [(5, 6)]))
+    for sampling in (GREEDY, CUT):
+        requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
+        batch = Batch.of(requests, made.draft_sampling, made.target.device)
+        work = gpu.during(lambda batch=batch: made._rounds.run(batch, made.k, LENGTH))
+        assert any(launch.variant for launch in work.launches)
+        assert not work.reads + work.uploads, sampling
 
 
 def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, SamplingParameters]]) -> None:

@@ -46,7 +46,7 @@ from draftkit.report.card.model_index import (
 from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
-from draftkit.runtime.tree_kinds import dynamic_tree
+from draftkit.runtime.tree_kinds import read_tree
 from draftkit.train.config import by_current_names
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -248,7 +248,7 @@ def _commands(given: CardInput) -> dict[str, str]:
 
 def _tree_commands(given: CardInput, judged: ResultVerdict) -> dict[str, str]:
     """The commands of the engines that draft the tree of a verdict; none of a chain's."""
-    tree = None if judged.tree is None else dynamic_tree(judged.tree)
+    tree = None if judged.tree is None else read_tree(judged.tree).dynamic
     if tree is None:
         return {}
     layout_of, ending = CONVERTED["SGLang"]
