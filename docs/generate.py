@@ -32,7 +32,7 @@ from draftkit.layout.families import families
 from draftkit.results.schema import result_schema
 from draftkit.train.config import TrainConfig
 from draftkit.train.recipes import recipe_class, recipe_names
-from draftkit.train.settings import LoraSettings, OnPolicy, Optimization, StreamSettings, Validation
+from draftkit.train.settings import LoraSettings, Optimization, StreamSettings, Validation
 
 PACKAGE = Path(draftkit.__file__).parent
 ROOT = PACKAGE.parent
@@ -92,7 +92,7 @@ def settings() -> Iterator[str]:
     yield "resolved run.\n"
     for prefix, cls in (
         ("", TrainConfig), ("optimization.", Optimization), ("validation.", Validation), ("lora.", LoraSettings),
-        ("on_policy.", OnPolicy), ("stream.", StreamSettings),
+        ("stream.", StreamSettings),
     ):  # fmt: skip
         yield from _record(f"{prefix}…" if prefix else "The run", cls, prefix)
     for name in recipe_names():

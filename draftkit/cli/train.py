@@ -65,9 +65,6 @@ def train(
         typer.Option(help="The Python of an environment with vLLM, for --states-from; else `data stream` is started."),
     ] = None,
     lora: LoraOption = None,
-    on_policy: Annotated[
-        bool, typer.Option("--on-policy", help="In half of the steps, count the drafts more that serving rejects.")
-    ] = False,
     settings: TrainingSetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[
@@ -88,7 +85,6 @@ def train(
         "recipe": recipe, "target": target, "data": data, "out": out, "draft": draft, "states": states,
         "stream": None if states_from is None else {"python": vllm_python or ""},
         "lora": None if lora is None else parse_lora(lora),
-        "on_policy": {} if on_policy else None,
     }  # fmt: skip
     run = read_config(config, settings or [], flags)
     if dry_run:

@@ -19,7 +19,6 @@ from draftkit.train.settings import (
     NEW_DRAFT_LR_BY_MUON,
     TRAINED_DRAFT_LR,
     LoraSettings,
-    OnPolicy,
     Optimization,
     ProfileSettings,
     Seed,
@@ -43,7 +42,7 @@ OLD_NAMES = {
 class TrainConfig:
     """The configuration of a training run.
 
-    `stream` is None unless states come from a worker while the run goes on, `on_policy` None for no such steps.
+    `stream` is None unless states come from a worker while the run goes on.
     """
 
     recipe: str = setting("The recipe of training, which has options of its own.")
@@ -79,7 +78,6 @@ class TrainConfig:
     validation: Validation = field(default_factory=Validation)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     lora: LoraSettings | None = None
-    on_policy: OnPolicy | None = None
     options: dict[str, object] = setting("The options of the recipe.", factory=dict)
 
     def check(self) -> None:
@@ -92,9 +90,6 @@ class TrainConfig:
             )
         if self.states and self.stream is not None:
             raise DraftkitError("states are stored, and are to be streamed", hint="leave out --states or --states-from")
-        if self.on_policy is not None and not recipe_class(self.recipe).weighs_drafts:
-            able = [name for name in recipe_names() if recipe_class(name).weighs_drafts]
-            raise DraftkitError(f"recipe {self.recipe} has no on-policy steps", expected=", ".join(able))
         self.recipe_options()
 
     def recipe_options(self) -> object:
@@ -187,8 +182,6 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         defaults["lora"] = to_dict(LoraSettings())
     if given.get("stream") is not None:
         defaults["stream"] = to_dict(StreamSettings())
-    if given.get("on_policy") is not None:
-        defaults["on_policy"] = to_dict(OnPolicy())
     given = _as_meant(_merged(defaults, given), recipe)
     config = from_dict(TrainConfig, given, path or "flags", "the configuration")
     config.check()

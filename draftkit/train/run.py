@@ -54,7 +54,6 @@ from draftkit.train.config import TrainConfig
 from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.memory import DeviceMemory, memory_of_devices
-from draftkit.train.on_policy import RejectionStage
 from draftkit.train.optimizers import kept_numbers
 from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
@@ -229,7 +228,6 @@ def train_draft(
             mode=config.validation.mode,
             decode=_decoding(config, ready, save),
             muon=config.optimizer == "muon",
-            stage=_stage(config, ready.target),
             callbacks=(*callbacks, *_watching(config)),
         )
         if ready.validating is not None and trainer.is_world_process_zero():
@@ -305,11 +303,6 @@ def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
         yield Patience(settings.patience)
     if config.profile.steps and os.environ.get("RANK", "0") == "0":
         yield StepProfile(config.profile.steps, Path(config.out))
-
-
-def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | None:
-    settings = config.on_policy
-    return None if settings is None else RejectionStage(settings, config.validation, target, config.seed)
 
 
 def _finish(trainer: DraftTrainer, config: TrainConfig, ready: ReadyRun) -> Trained:

@@ -135,22 +135,6 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy:
-    """Steps in which the drafts count more that serving, with the draft as it then is, rejects.
-
-    K and how tokens are drawn are those of `validation`.
-    """
-
-    share: Share = setting("The share of such steps, which the run's seed chooses.", 0.5)
-    weight: Positive = setting("The weight of a rejected draft; the others count 1.", 4.0)
-    rounds: Literal["decoded", "simulated"] = setting(
-        "decoded for real from the samples' last prompts on, so that the text is the target's own; or walked "
-        "over the samples as they are, which have to be answers of the target's own.",
-        "decoded",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
     """Where the time of training steps goes."""
 

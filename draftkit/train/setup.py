@@ -118,8 +118,6 @@ def set_up(
     opened = target or open_target(config.target)
     if config.validation.decode:
         opened.require_runtime("leave out validation.decode, which decodes with it")
-    if config.on_policy is not None and config.on_policy.rounds == "decoded":
-        opened.require_runtime("set on_policy.rounds=simulated, which decodes nothing")
     began = process_time()
     samples, training, validating = read_split(config)
     seconds = process_time() - began
@@ -160,9 +158,7 @@ def set_up(
             add_adapters(recipe.draft, config.lora, base=base, parallel=parallel)
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
-        _check_states(config, recipe)
-        if recipe.resamples and samples.has_images():
-            raise DraftkitError("samples with images are not trained on in the draft's own words", where=config.data)
+        _check_states(config)
         yield ReadyRun(
             opened=opened,
             target=model,
@@ -355,7 +351,7 @@ def _tokenizer(target: OpenedTarget, recipe: Recipe) -> tuple[Path, ...]:
     return tokenizer_files(target.folder) if recipe.spec.kind == "causal-lm" else ()
 
 
-def _check_states(config: TrainConfig, recipe: Recipe) -> None:
+def _check_states(config: TrainConfig) -> None:
     """Raise `DraftkitError` for what states in files cannot serve."""
     settings = config.validation
     problem = None
@@ -363,10 +359,6 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
         problem = "validation.samples: the states are those of the training file"
     elif settings.decode:
         problem = "validation.decode: decoding takes the whole target"
-    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
-        problem = "on_policy.rounds=decoded: decoding takes the whole target (simulated does not)"
-    elif recipe.resamples:
-        problem = "the draft's own text: the target has to read it"
     if (config.states or config.stream is not None) and problem is not None:
         raise DraftkitError(
             f"stored states cannot be used with {problem}", hint="train without --states and --states-from"
@@ -375,13 +367,12 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
 
 def _check_images(config: TrainConfig) -> None:
     """Raise `DraftkitError` for what is not done with samples that have images."""
-    problem = None
     if config.stream is not None:
-        problem = "--states-from vllm: rows of images are not streamed; store them first (draftkit data states)"
-    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
-        problem = "on_policy.rounds=decoded (simulated does not decode)"
-    if problem is not None:
-        raise DraftkitError(f"samples with images are not trained on with {problem}", where=config.data)
+        raise DraftkitError(
+            "samples with images are not trained on with --states-from vllm",
+            where=config.data,
+            hint="store their states first: draftkit data states",
+        )
 
 
 def recompute_activations(draft: nn.Module) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +33,16 @@ from draftkit.loading import load_drafter
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.cell import Interval
 from draftkit.results.statistics import length_over_prompts
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.media import Media, of_length
+from draftkit.targets.pretrained import of_language_model
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.on_policy import runtime_attention
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.validation import Mode, acceptance, judge
 
@@ -103,6 +105,18 @@ def measure_skew(
     )
     decoded = length_over_prompts([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
     return Skew(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "skew")))
+
+
+@contextmanager
+def runtime_attention(model: PreTrainedModel) -> Iterator[None]:
+    """While the body runs, a model generates with the attention function of draftkit's runtime; its mode stays."""
+    own, was_training = model.config._attn_implementation, model.training
+    model.set_attn_implementation(of_language_model(model.config, ATTENTION))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(of_language_model(model.config, own))
+        model.train(was_training)
 
 
 def show_skew(skew: Skew) -> None:

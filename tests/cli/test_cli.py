@@ -89,7 +89,6 @@ SURFACE = {
         "--states-from",
         "--vllm-python",
         "--lora",
-        "--on-policy",
         "--set",
         "--resume",
         "--plan-vocab",

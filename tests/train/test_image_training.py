@@ -27,7 +27,7 @@ from draftkit.targets.rope import left_out_of_drafts
 from draftkit.targets.states import AuxLayers
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
-from draftkit.train.settings import OnPolicy, Optimization, StreamSettings, Validation
+from draftkit.train.settings import Optimization, StreamSettings, Validation
 from draftkit.train.tuner import DraftTuner
 
 torch.set_num_threads(1)
@@ -199,13 +199,9 @@ def test_targets_that_read_text_alone(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_done_with_images_is_refused_by_name(target: Path, data: Path, tmp_path: Path) -> None:
-    refused = {
-        "rows of images are not streamed": {"stream": StreamSettings(folder=str(tmp_path / "stream"))},
-        "on_policy.rounds=decoded": {"on_policy": OnPolicy(rounds="decoded")},
-    }
-    for what, changes in refused.items():
-        with pytest.raises(DraftkitError, match=what):
-            train_draft(config(target, data, tmp_path / "run", **changes))
+    streamed = config(target, data, tmp_path / "run", stream=StreamSettings(folder=str(tmp_path / "stream")))
+    with pytest.raises(DraftkitError, match="images are not trained on with --states-from vllm"):
+        train_draft(streamed)
     draft = train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0))).draft
     assert draft is not None
     tuner = DraftTuner(draft, str(target), device="cpu")

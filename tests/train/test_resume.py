@@ -21,7 +21,7 @@ from draftkit.errors import DraftkitError
 from draftkit.train.checkpoint import CONFIG_FILE, FREE, INPUTS_FILE, rows_of_process
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import check_run, train_draft
-from draftkit.train.settings import LoraSettings, OnPolicy, StreamSettings
+from draftkit.train.settings import LoraSettings, StreamSettings
 
 torch.set_num_threads(1)
 
@@ -220,8 +220,5 @@ def test_a_checkpoint_of_an_earlier_release_is_compared_by_its_settings(
 
 
 def test_what_may_change_is_a_setting() -> None:
-    given = TrainConfig(
-        recipe="eagle3", target="t", data="d", out="o", lora=LoraSettings(), stream=StreamSettings(),
-        on_policy=OnPolicy(),
-    )  # fmt: skip
+    given = TrainConfig(recipe="eagle3", target="t", data="d", out="o", lora=LoraSettings(), stream=StreamSettings())
     assert given.by_name().keys() >= FREE

@@ -126,7 +126,6 @@ class BlockRecipe(Recipe):
     """A recipe for a `DFlashModel`; `head` is the target's output layer, restricted to the draft vocabulary."""
 
     draft: DFlashModel
-    weighs_drafts = True
 
     def __init__(self, draft: DFlashModel, origin: Origin, options: BlockOptions):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
@@ -167,12 +166,12 @@ class BlockRecipe(Recipe):
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.draft.spec.draft_tokens)
-        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors, batch.weights)
+        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors)
         teacher = self.head.teacher(batch.last[0])
         counted = torch.zeros_like(drafted)
         counted[:, anchors] = drafted[:, anchors]
         rows = self.rows(batch, anchors, len(drafted))
-        found = self.compare(batch, rows, teacher, self._weights(batch, counted), self.loss, self._reach(rows, counted))
+        found = self.compare(batch, rows, teacher, self._weights(counted), self.loss, self._reach(rows, counted))
         total = found.weights.sum().clamp(min=SMALLEST_SUM)
         value, statistics = found.value / total, step_statistics(found, rows.steps, rows.anchors, counted)
         if rows.confidence is not None and self.confidence_weight:
@@ -268,9 +267,9 @@ class BlockRecipe(Recipe):
         taught = (rows.anchors + 1 + rows.steps) % batch.tokens.shape[1]
         return taught, shifted(batch.tokens[0], 1)[taught]
 
-    def _weights(self, batch: TrainingBatch, counted: Tensor) -> Tensor:
+    def _weights(self, counted: Tensor) -> Tensor:
         """float32 [K, N]: what each draft counts, but for what `_reach` says."""
-        weights = batch.weighted(counted).float()
+        weights = counted.float()
         if self.options.dpace is not None or self.options.reached is not None:
             return weights
         step = torch.arange(len(counted), device=counted.device)[:, None]
@@ -301,15 +300,12 @@ class BlockRecipe(Recipe):
             yield self.rows(batch, some, k)
 
 
-def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
-    """A random choice of at most so many of the anchors, ascending; those with a draft that counts more than 1 are
-    taken first. It is drawn by torch's own generator, whose state the Trainer saves."""
+def _some(anchors: Tensor, most: int | None) -> Tensor:
+    """A random choice of at most so many of the anchors, ascending. It is drawn by torch's own generator, whose state
+    the Trainer saves."""
     if most is None or len(anchors) <= most:
         return anchors
     order = torch.randperm(len(anchors)).to(anchors.device)
-    if weights is not None:
-        heavy = (weights > 1).any(0)[anchors[order]]
-        order = torch.cat((order[heavy], order[~heavy]))
     return anchors[order[:most].sort().values]
 
 
