@@ -105,8 +105,8 @@ def settings() -> Iterator[str]:
 def findings() -> Iterator[str]:
     """What draftkit finds wrong or doubtful, read from the source."""
     yield "# Findings\n"
-    yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and validation in `train` say by name, what it"
-    yield f"costs to ignore it, and what mends it. `{REPLACED}` stands for what depends on the case.\n"
+    yield "What `inspect`, `convert`, `eval`, `doctor` and `data check` say by name, what it costs to ignore it,"
+    yield f"and what mends it. `{REPLACED}` stands for what depends on the case.\n"
     for room, rows in _all_findings().items():
         yield f"## {room}\n"
         for found in rows:

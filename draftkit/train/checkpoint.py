@@ -116,7 +116,7 @@ ACCUMULATION = "optimization.accumulation"
 # Settings that may change on the way: for how long, where and how fast the run computes, what it saves and says.
 FREE = frozenset({
     "out", "device", "media_root", "verify_states", "keep", "save_every", "log_every", "report_to", "validation.every",
-    "validation.keep", "validation.patience", "validation.decode", "optimization.epochs", "optimization.max_steps",
+    "validation.keep", "validation.patience", "optimization.epochs", "optimization.max_steps",
     "optimization.compile", "optimization.recompute", "profile.steps", "stream.python", "stream.folder",
     "stream.ahead", "stream.tensor_parallel", "stream.device",
 })  # fmt: skip

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from draftkit.convert.api import ADAPTER_FOLDER
-from draftkit.data.packing import PackedRow, row_tensors
-from draftkit.data.samples import Sample
+from draftkit.data.packing import PackedRow
 from draftkit.data.states.encoding import StatesCosts, costs_of_states
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import (
@@ -59,7 +58,6 @@ from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
 from draftkit.train.setup import ReadyRun, precision_of, read_split, rows_per_step, set_up
-from draftkit.train.skew import SaveDraft, Skew, measure_skew
 from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 from draftkit.version import __version__
@@ -213,7 +211,6 @@ def train_draft(
         newest = newest_checkpoint(Path(config.out))
         if newest is not None:
             _load_checkpoint(newest, recipe=recipe)
-        save = partial(_save_checkpoint, config=config, ready=ready)
         trainer = DraftTrainer(
             recipe,
             ready.arguments,
@@ -223,10 +220,9 @@ def train_draft(
             prefetch=None
             if stream is None or config.stream is None
             else Prefetch(stream.announce, config.stream.ahead),
-            save_draft=save,
+            save_draft=partial(_save_checkpoint, config=config, ready=ready),
             k=config.validation.k,
             mode=config.validation.mode,
-            decode=_decoding(config, ready, save),
             muon=config.optimizer == "muon",
             callbacks=(*callbacks, *_watching(config)),
         )
@@ -266,31 +262,6 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
         aux_layers=ready.recipe.aux_layers,
         dtype=ready.target.dtype,
         verify=config.verify_states and is_first,
-    )
-
-
-def _decoding(config: TrainConfig, ready: ReadyRun, save: SaveDraft) -> Callable[[], Skew] | None:
-    """What decodes held-out prompts for real; None where the run does not want it."""
-    settings, recipe, target, validating = config.validation, ready.recipe, ready.target, ready.validating
-    if not settings.decode or validating is None:
-        return None
-    source, media = OnlineStates(target, recipe.aux_layers), ready.media.of_judges
-
-    def states_of(sample: Sample) -> States:
-        row = row_tensors([sample], len(sample))
-        tokens, positions, ids = (row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids"))
-        return source.states(tokens, positions, ids, media=media([sample]))
-
-    return lambda: measure_skew(
-        recipe,
-        [validating.samples[number] for number in validating.numbers[: settings.decode]],
-        target,
-        states_of=states_of,
-        save_draft=save,
-        k=settings.k,
-        mode=settings.mode,
-        temperature=settings.temperature if settings.mode == "sampled" else 0.0,
-        media=media,
     )
 
 

@@ -124,7 +124,6 @@ class Validation:
     patience: SizeOrNone = setting(
         "Validations in a row without a better draft after which the run ends; 0 for none.", 0, needs="validation.every"
     )
-    decode: SizeOrNone = setting("The held-out prompts that are also decoded for real, 0 for none.", 0, unit="prompts")
 
     def __post_init__(self) -> None:
         if self.patience and not self.every:

@@ -116,8 +116,6 @@ def set_up(
     out = Path(config.out)
     _check_output(out, resume)
     opened = target or open_target(config.target)
-    if config.validation.decode:
-        opened.require_runtime("leave out validation.decode, which decodes with it")
     began = process_time()
     samples, training, validating = read_split(config)
     seconds = process_time() - began
@@ -353,15 +351,10 @@ def _tokenizer(target: OpenedTarget, recipe: Recipe) -> tuple[Path, ...]:
 
 def _check_states(config: TrainConfig) -> None:
     """Raise `DraftkitError` for what states in files cannot serve."""
-    settings = config.validation
-    problem = None
-    if settings.samples and config.states:
-        problem = "validation.samples: the states are those of the training file"
-    elif settings.decode:
-        problem = "validation.decode: decoding takes the whole target"
-    if (config.states or config.stream is not None) and problem is not None:
+    if config.states and config.validation.samples:
         raise DraftkitError(
-            f"stored states cannot be used with {problem}", hint="train without --states and --states-from"
+            "stored states cannot be used with validation.samples: the states are those of the training file",
+            hint="train without --states",
         )
 
 

@@ -41,7 +41,6 @@ from draftkit.train.optimizers import MuonAndAdamW
 from draftkit.train.profiling import part
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.sharding import judging, load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
-from draftkit.train.skew import SaveDraft, Skew, show_skew
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
@@ -49,14 +48,14 @@ TORCH_WRITER = (
     "inline_container.cc"  # part of what torch.save raises, which is no OSError, where a file cannot be written
 )
 StatesOf = Callable[[PackedRow], States]
+SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
 
 class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
     `states_of` gives the target's states of a row, which `prefetch` announces where that helps; `save_draft` writes a
-    checkpoint's folder. `k` and `mode` are those of validation; `decode` decodes
-    held-out prompts for real beside it. `muon`: the optimizer, which is AdamW otherwise.
+    checkpoint's folder. `k` and `mode` are those of validation. `muon`: the optimizer, which is AdamW otherwise.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class DraftTrainer(Trainer):
         save_draft: SaveDraft,
         k: int,
         mode: Mode,
-        decode: Callable[[], Skew] | None,
         muon: bool = False,
         callbacks: Sequence[TrainerCallback] = (),
     ):
@@ -96,7 +94,6 @@ class DraftTrainer(Trainer):
         self._save_draft = save_draft
         self._k = k
         self._mode: Mode = mode
-        self._decode = decode
         self.judged_at: tuple[int, dict[str, float]] = -1, {}  # the step of the last validation, and what it found
         self._sums: dict[str, Tensor] = {}
         self._counted = 0
@@ -172,10 +169,6 @@ class DraftTrainer(Trainer):
             judged.sort(key=lambda j: j.number)
             found = metrics(judged, {j.number: rows.samples[j.number].category for j in judged}, self._k)
             found["loss"] = math.fsum(losses) / len(losses)
-            if self._decode is not None and self.is_world_process_zero():
-                skew = self._decode()
-                found |= {"decoded_acceptance_length": skew.decoded.mean, "simulated_on_decoded": skew.simulated.mean}
-                show_skew(skew)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.judged_at = self.state.global_step, prefixed
         self.log(prefixed)

@@ -183,8 +183,8 @@ def variants(given: dict[str, str], folder: Path, **more: object) -> dict[str, d
         "lora-parallel": run("lora-parallel", "p-eagle", lora={"r": 4, "dora": True}),
         "recompute": run("recompute", "eagle3", optimization={"recompute": True}),
         "bfloat16": run("bfloat16", "eagle3", optimization={"precision": "bfloat16"}),
-        "judged": run("judged", "eagle3", validation={"every": 4, "decode": 2}, save_every=5, keep=0),
-        "blocks": run("blocks", "dflash", validation={"every": 4, "decode": 2}, save_every=5, keep=0),
+        "judged": run("judged", "eagle3", validation={"every": 4}, save_every=5, keep=0),
+        "blocks": run("blocks", "dflash", validation={"every": 4}, save_every=5, keep=0),
         "layers": run("layers", "draft-model", optimization={"recompute": True}, lora={"r": 4}),
     }
 
