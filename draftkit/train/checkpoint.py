@@ -117,7 +117,7 @@ ACCUMULATION = "optimization.accumulation"
 FREE = frozenset({
     "out", "device", "media_root", "verify_states", "keep", "save_every", "log_every", "report_to", "validation.every",
     "validation.keep", "validation.patience", "optimization.epochs", "optimization.max_steps",
-    "optimization.compile", "optimization.recompute", "profile.steps", "stream.python", "stream.folder",
+    "optimization.compile", "optimization.recompute", "stream.python", "stream.folder",
     "stream.ahead", "stream.tensor_parallel", "stream.device",
 })  # fmt: skip
 

@@ -20,7 +20,6 @@ from draftkit.train.settings import (
     TRAINED_DRAFT_LR,
     LoraSettings,
     Optimization,
-    ProfileSettings,
     Seed,
     Size,
     SizeOrNone,
@@ -76,7 +75,6 @@ class TrainConfig:
     )
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
-    profile: ProfileSettings = field(default_factory=ProfileSettings)
     lora: LoraSettings | None = None
     options: dict[str, object] = setting("The options of the recipe.", factory=dict)
 

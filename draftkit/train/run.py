@@ -54,7 +54,6 @@ from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.memory import DeviceMemory, memory_of_devices
 from draftkit.train.optimizers import kept_numbers
-from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
 from draftkit.train.setup import ReadyRun, precision_of, read_split, rows_per_step, set_up
@@ -266,14 +265,12 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
 
 
 def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
-    """What saves and ends a run by the acceptance length, and what profiles it."""
+    """What saves and ends a run by the acceptance length."""
     settings = config.validation
     if settings.keep == "best":
         yield KeepBest()
     if settings.patience:
         yield Patience(settings.patience)
-    if config.profile.steps and os.environ.get("RANK", "0") == "0":
-        yield StepProfile(config.profile.steps, Path(config.out))
 
 
 def _finish(trainer: DraftTrainer, config: TrainConfig, ready: ReadyRun) -> Trained:

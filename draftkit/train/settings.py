@@ -134,17 +134,6 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileSettings:
-    """Where the time of training steps goes."""
-
-    steps: SizeOrNone = setting(
-        "The steps after the first that are profiled, 0 for none: a table, and trace.json.gz in the run's folder.",
-        0,
-        unit="steps",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class StreamSettings:
     """States that a worker computes with vLLM while the run uses them up."""
 

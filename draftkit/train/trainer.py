@@ -38,7 +38,6 @@ from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, Pace, best_of, validated_steps
 from draftkit.train.optimizers import MuonAndAdamW
-from draftkit.train.profiling import part
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.sharding import judging, load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
 from draftkit.train.streaming import Prefetch
@@ -105,8 +104,7 @@ class DraftTrainer(Trainer):
         if self._pace is None:
             self._pace = Pace(self._step_tokens, self.state.global_step, self.state.log_history)
         rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
-        with part("data"):
-            return super().get_batch_samples(rows, num_batches, device)
+        return super().get_batch_samples(rows, num_batches, device)
 
     def compute_loss(
         self,
@@ -117,7 +115,7 @@ class DraftTrainer(Trainer):
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
         batch = self._batch(inputs)
-        with part("draft"), self.accelerator.autocast():  # what is sharded is not wrapped in it
+        with self.accelerator.autocast():  # what is sharded is not wrapped in it
             outcome: StepOutcome = model(batch)
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
@@ -129,13 +127,8 @@ class DraftTrainer(Trainer):
         self._counted += 1
         return outcome.loss
 
-    def training_step(self, *arguments: Any, **more: Any) -> Tensor:
-        with part("backward"):  # what of it is no other part
-            return super().training_step(*arguments, **more)
-
     def _batch(self, inputs: Any) -> TrainingBatch:
-        with part("target"):
-            states = self._states_of(inputs)
+        states = self._states_of(inputs)
         tokens, positions, sample_ids, loss_mask = (
             inputs[name] for name in ("tokens", "positions", "sample_ids", "loss_mask")
         )

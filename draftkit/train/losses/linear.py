@@ -28,7 +28,6 @@ from draftkit.train.losses.teacher import (
     widened,
 )
 from draftkit.train.losses.weights import Reach
-from draftkit.train.profiling import part
 
 
 class LinearLoss(NamedTuple):
@@ -112,10 +111,9 @@ def linear_loss(
     together = 1 if reach is None else reach.together
     chunk = max((chunk or rows_at_once(len(head.weight), hidden.device)) // together, 1) * together
     task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, reach, candidates, chunk)
-    with part("loss"):
-        if torch.is_grad_enabled():
-            return LinearLoss(*_Linear.apply(hidden, *head, task))
-        return task.run(hidden, head, (False, False, False))[0]
+    if torch.is_grad_enabled():
+        return LinearLoss(*_Linear.apply(hidden, *head, task))
+    return task.run(hidden, head, (False, False, False))[0]
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # by hidden states, weight and bias
