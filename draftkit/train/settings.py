@@ -86,7 +86,7 @@ class Optimization:
     epochs: Positive = setting("Passes over the samples, where max_steps is 0.", 1.0)
     max_steps: SizeOrNone = setting("How long to train, instead of epochs; 0 for the epochs.", 0, unit="steps")
     accumulation: Size = setting("The batches whose gradients make one step.", 1, unit="batches")
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
         "The number format that the draft computes in; auto chooses by the device.", "auto"
     )
     compile: bool = setting("Whether torch compiles the draft.", False)

@@ -206,7 +206,7 @@ class OneDevice(TrainingArguments):
 
 def precision_of(arguments: TrainingArguments) -> torch.dtype:
     """What a draft computes in."""
-    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+    return torch.bfloat16 if arguments.bf16 else torch.float32
 
 
 def rows_per_step(arguments: TrainingArguments) -> int:
@@ -273,7 +273,6 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
         bf16=precision == "bfloat16",
-        fp16=precision == "float16",
         torch_compile=settings.compile,
         eval_strategy="steps" if every else "no",
         eval_steps=every or None,
