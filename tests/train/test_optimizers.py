@@ -109,7 +109,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dspark": {"layers": (1, 3), "mask_token_id": 5, "markov_rank": 8},
     "dflash2": {"layers": (1, 3), "mask_token_id": 5, "selector_rank": 8},
     "p-eagle": {"layers": (1, 3, 5), "mask_token_id": 5},
-    "mlp-speculator": {"inner_size": 48},
     "draft-model": {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4},
 }
 TABLES = ("embed", "emb.", "lm_head", "head.", "markov_w", "codebook")
