@@ -16,7 +16,6 @@ from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE
 
 Share = Annotated[float, Bounds(least=0, most=1)]
 ProperShare = Annotated[float, Bounds(least=0, below=1)]
-Finite = Annotated[float, Bounds()]
 Weight = Annotated[float, Bounds(least=0)]
 Positive = Annotated[float, Bounds(above=0)]
 Size = Annotated[int, Bounds(least=1, most=MAX_SIZE)]
