@@ -43,7 +43,6 @@ EXAMPLES = {
     "data stream": "draftkit data stream FOLDER --target T --vllm-python ENV/bin/python",
     "prepare transplant": "draftkit prepare transplant SMALL --tokenizer-of T --out OUT",
     "prepare prune-vocab": "draftkit prepare prune-vocab DRAFT --data samples.jsonl --plan",
-    "prepare candidates": "draftkit prepare candidates --target T",
 }
 
 

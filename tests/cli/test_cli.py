@@ -172,7 +172,6 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--trust-remote-code", "--json"],
     "prepare prune-vocab": [
         "DRAFT",
         "--data",
