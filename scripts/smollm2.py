@@ -261,7 +261,7 @@ def train(story: Story) -> None:
     draftkit("data", "states", story.samples, states, "--target", story.target, "--layers", LAYERS, *FAST)
     if "draft-model" in story.drafts and not story.draft("cut").exists():
         draftkit(
-            "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
+            "vocab", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
             "--layers", CUT_LAYERS,
         )  # fmt: skip
     every = WALKED if story.steps >= 4 * WALKED else max(story.steps // 10, 50)

@@ -159,7 +159,7 @@ SURFACE = {
         "--dry-run",
         "--json",
     ],
-    "prepare transplant": [
+    "vocab transplant": [
         "DONOR",
         "--tokenizer-of",
         "--out",
@@ -172,7 +172,7 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "prepare prune-vocab": [
+    "vocab prune": [
         "DRAFT",
         "--data",
         "--size",

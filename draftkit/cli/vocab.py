@@ -1,4 +1,4 @@
-"""`draftkit prepare`: vocabularies of drafts."""
+"""`draftkit vocab`: vocabularies of drafts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def transplant(
 
 
 @app.command(cls=PanelCommand)
-def prune_vocab(
+def prune(
     draft: SourceArgument,
     data: Annotated[
         Path,
