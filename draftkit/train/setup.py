@@ -204,11 +204,6 @@ class OneDevice(TrainingArguments):
         return super().to_dict() if self.told is None else dict(self.told)
 
 
-def precision_of(arguments: TrainingArguments) -> torch.dtype:
-    """What a draft computes in."""
-    return torch.bfloat16 if arguments.bf16 else torch.float32
-
-
 def rows_per_step(arguments: TrainingArguments) -> int:
     """The rows of a step, of all processes together."""
     return arguments.gradient_accumulation_steps * arguments.world_size

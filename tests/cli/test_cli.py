@@ -93,6 +93,7 @@ SURFACE = {
         "--resume",
         "--plan-vocab",
         "--dry-run",
+        "--dry-run-step",
         "--device-map",
         "--trust-remote-code",
         "--json",

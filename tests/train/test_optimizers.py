@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from draftkit.layout.spec import DraftSpec
 from draftkit.train import optimizers
 from draftkit.train.config import TrainConfig
-from draftkit.train.optimizers import Muon, MuonAndAdamW, is_matrix, kept_numbers, optimizer_of, orthogonal
+from draftkit.train.optimizers import Muon, MuonAndAdamW, is_matrix, optimizer_of, orthogonal
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
@@ -98,9 +98,6 @@ def test_goes_on_with_its_state(recipe: Eagle3) -> None:
     run(trained(other), [whole], range(2, 4))
     for one, two in zip(trained(recipe), trained(other), strict=True):
         assert torch.equal(one, two)
-    kept = sum(tensor.numel() for state in second.state.values() for tensor in state.values() if tensor.ndim)
-    config = TrainConfig(recipe="eagle3", target="", data="", out="")
-    assert kept == kept_numbers(recipe.parameters(), config, recipe.spec)
 
 
 OPTIONS: dict[str, dict[str, object]] = {

@@ -20,7 +20,8 @@ from draftkit.data.samples import SamplesOrigin
 from draftkit.errors import DraftkitError
 from draftkit.train.checkpoint import CONFIG_FILE, FREE, INPUTS_FILE, rows_of_process
 from draftkit.train.config import TrainConfig
-from draftkit.train.run import check_run, train_draft
+from draftkit.train.dry_run import check_run
+from draftkit.train.run import train_draft
 from draftkit.train.settings import LoraSettings, StreamSettings
 
 torch.set_num_threads(1)
