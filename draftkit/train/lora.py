@@ -114,7 +114,6 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
 
 def load_adapter(draft: nn.Module, folder: Path) -> None:
     """Take over the adapter that `save_adapter` wrote."""
-    # Adapters of earlier releases have no prefix.
     tensors = {name.removeprefix(ADAPTER_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     own = dict(draft.named_parameters())
     with torch.no_grad():
