@@ -32,7 +32,7 @@ from draftkit.layout.families import families
 from draftkit.results.schema import result_schema
 from draftkit.train.config import TrainConfig
 from draftkit.train.recipes import recipe_class, recipe_names
-from draftkit.train.settings import LoraSettings, OnPolicy, Optimization, StreamSettings, Validation
+from draftkit.train.settings import LoraSettings, Optimization, StreamSettings, Validation
 
 PACKAGE = Path(draftkit.__file__).parent
 ROOT = PACKAGE.parent
@@ -92,7 +92,7 @@ def settings() -> Iterator[str]:
     yield "resolved run.\n"
     for prefix, cls in (
         ("", TrainConfig), ("optimization.", Optimization), ("validation.", Validation), ("lora.", LoraSettings),
-        ("on_policy.", OnPolicy), ("stream.", StreamSettings),
+        ("stream.", StreamSettings),
     ):  # fmt: skip
         yield from _record(f"{prefix}…" if prefix else "The run", cls, prefix)
     for name in recipe_names():
@@ -105,8 +105,8 @@ def settings() -> Iterator[str]:
 def findings() -> Iterator[str]:
     """What draftkit finds wrong or doubtful, read from the source."""
     yield "# Findings\n"
-    yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and validation in `train` say by name, what it"
-    yield f"costs to ignore it, and what mends it. `{REPLACED}` stands for what depends on the case.\n"
+    yield "What `inspect`, `convert`, `eval`, `doctor` and `data check` say by name, what it costs to ignore it,"
+    yield f"and what mends it. `{REPLACED}` stands for what depends on the case.\n"
     for room, rows in _all_findings().items():
         yield f"## {room}\n"
         for found in rows:

@@ -105,7 +105,6 @@ DRAFTS = {
     "p-eagle": Recipe(("options.steps=5", "options.num_layers=2"), "eagle3"),
     "pard": Recipe(("optimization.lr=1e-3", "options.steps=4", "options.train_prompt=false"), "draft-model"),
     "dflash": Recipe(BLOCK, reduced=True),
-    "mlp-speculator": Recipe(("options.inner_size=288",)),
 }
 CUT_LAYERS = "0,1,2,29"
 SETS = {
@@ -124,7 +123,6 @@ DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "pard": "mask_token_id=0",
     "dflash": "slots=anchor-first",
     "dspark": "aux_layer_ids=[3,16,28]",  # counted from 1
-    "mlp-speculator": "scale_input=false",
 }
 ACCEPTANCE = (
     "--concurrency",
@@ -263,7 +261,7 @@ def train(story: Story) -> None:
     draftkit("data", "states", story.samples, states, "--target", story.target, "--layers", LAYERS, *FAST)
     if "draft-model" in story.drafts and not story.draft("cut").exists():
         draftkit(
-            "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
+            "vocab", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
             "--layers", CUT_LAYERS,
         )  # fmt: skip
     every = WALKED if story.steps >= 4 * WALKED else max(story.steps // 10, 50)

@@ -39,7 +39,7 @@ from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.io import jsonfile
 from draftkit.results.settings import Settings
 from draftkit.train.config import read_config
-from draftkit.train.run import check_run
+from draftkit.train.dry_run import check_run
 
 ASKED = Settings(prompts="zoo", limit=1, max_new_tokens=2, concurrency=1, device="cpu", dtype="float32")
 FAKE_VLLM = Path(__file__).parent / "fixtures/engines/fake_vllm"

@@ -13,7 +13,6 @@ from draftkit.layout.facts import facts_of
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from draftkit.convert.formats.mtp.heads import TargetHeads
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from draftkit.layout.target import TargetFacts
     from draftkit.results.cell import Cell
     from draftkit.results.settings import Settings
-    from draftkit.runtime.records import Generation
 
 FAR = 2  # times the longest sample of its training: so long are texts of which a draft has not seen the like
 SMALL_SHARE = 0.05  # the share of samples up to which their loss is not worth a warning
@@ -115,28 +113,6 @@ class Asked:
     left_out: LeftOutRows | None = None
 
 
-@dataclass(frozen=True)
-class SkewReplay:
-    """Answers whose rounds training has simulated and serving has decoded.
-
-    `greedy`: at temperature 0, where both must agree token for token. `facts`: of the draft in training and in the
-    checkpoint, by name, where its module states them. `frequencies`: of its rotary positions in both. `states`: of one
-    answer, each with a name, in training and in serving, float [1, T, H]. `drafted`: of each answer, whether training
-    counts a first draft token at a position. `simulated`, `decoded`: of each answer, the drafts accepted in each
-    round.
-    """
-
-    answers: Sequence[Sample]
-    generations: Sequence[Generation]
-    greedy: bool
-    facts: tuple[Mapping[str, object], Mapping[str, object]] | None
-    frequencies: tuple[Tensor, Tensor] | None
-    states: Sequence[tuple[str, Tensor, Tensor]]
-    drafted: Sequence[Sequence[bool]]
-    simulated: Sequence[Sequence[int]]
-    decoded: Sequence[Sequence[int]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Everything that checks may look at; a field is None where it is not known.
@@ -146,8 +122,7 @@ class Evidence:
     the user calls it. `target`: what the target's config says, `target_config` as transformers reads it, `tokenizer`
     its tokenizer, `model` its weights, `refusal` why draftkit's own runtime does not run them, `heads` the multi-token
     prediction heads of its checkpoint, `stored` what there is to be read of it. `data`: what is to be trained on. Of a
-    measurement: `asked` are its prompts, `cell` is one cell of its result. Of a training run: the `replay` of its
-    answers.
+    measurement: `asked` are its prompts, `cell` is one cell of its result.
     """
 
     contradictions: Sequence[Finding] | None = None
@@ -169,7 +144,6 @@ class Evidence:
     asked: Asked | None = None
     settings: Settings | None = None
     cell: Cell | None = field(default=None, repr=False)
-    replay: SkewReplay | None = field(default=None, repr=False)
 
     @classmethod
     def of_draft(cls, draft: Draft, **others: Any) -> Evidence:

@@ -1,8 +1,8 @@
 """Everything that can be wrong: a check says what it needs to look at, and yields what it finds.
 
 Each file of this folder has the checks of one subject, functions marked with `@check`; to add one is to write it there.
-`inspect`, cards, `doctor`, `data check`, `eval` and the report of training-serving skew are views: they gather evidence
-and show what the checks of their subjects find in it.
+`inspect`, cards, `doctor`, `data check` and `eval` are views: they gather evidence and show what the checks of their
+subjects find in it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from draftkit.cli import data, prepare
+from draftkit.cli import data, vocab
 from draftkit.cli.calibrate import calibrate
 from draftkit.cli.convert import convert, inspect
 from draftkit.cli.doctor import doctor
@@ -56,7 +56,7 @@ app.command(cls=PanelCommand)(report)
 app.command(cls=PanelCommand)(card)
 app.command(cls=PanelCommand)(push)
 app.add_typer(data.app, name="data")
-app.add_typer(prepare.app, name="prepare")
+app.add_typer(vocab.app, name="vocab")
 
 
 def _version(value: bool) -> None:

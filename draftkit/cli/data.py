@@ -409,7 +409,7 @@ def states(
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
     from draftkit.layout.target import adapted_name
-    from draftkit.report.terminal.data import costs_table, states_plan
+    from draftkit.report.terminal.data import states_plan
 
     dtype = settled_dtype(dtype, device)
     if vllm_python is not None and device_map is not None:
@@ -433,9 +433,6 @@ def states(
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
-        costs = to_dict(job.costs())
-        if dry_run and not as_json:
-            console().print(costs_table(costs))
         if not dry_run:
             stopping.kept = lambda: f"the shards that are whole are kept in {out}; the same command goes on"
             alive = parent_lives() if with_parent else lambda: True
@@ -443,7 +440,7 @@ def states(
             with beside, counted_progress("tokens", job.plan.tokens) as on_tokens:
                 manifest = job.write(on_tokens, alive)
     if as_json:
-        done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": costs}
+        done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan}
         print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
         size, shards = sum(shard.bytes for shard in manifest.shards), counted(len(manifest.shards), "shard")

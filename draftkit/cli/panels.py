@@ -14,7 +14,7 @@ from draftkit.errors import SettingError
 
 # What one wants of draftkit, and the commands for it.
 PANELS = {
-    "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
+    "Make a draft": ("convert", "train", "adapt", "data", "vocab"),
     "Measure it": ("eval", "certify", "gate", "calibrate"),
     "Explain it": ("inspect", "doctor", "report", "settings", "published"),
     "Publish it": ("card", "push"),
@@ -41,9 +41,8 @@ EXAMPLES = {
     "data check": "draftkit data check samples.jsonl --target T",
     "data states": "draftkit data states samples.jsonl states --target T --dry-run",
     "data stream": "draftkit data stream FOLDER --target T --vllm-python ENV/bin/python",
-    "prepare transplant": "draftkit prepare transplant SMALL --tokenizer-of T --out OUT",
-    "prepare prune-vocab": "draftkit prepare prune-vocab DRAFT --data samples.jsonl --plan",
-    "prepare candidates": "draftkit prepare candidates --target T",
+    "vocab transplant": "draftkit vocab transplant SMALL --tokenizer-of T --out OUT",
+    "vocab prune": "draftkit vocab prune DRAFT --data samples.jsonl --plan",
 }
 
 

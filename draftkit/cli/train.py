@@ -65,16 +65,18 @@ def train(
         typer.Option(help="The Python of an environment with vLLM, for --states-from; else `data stream` is started."),
     ] = None,
     lora: LoraOption = None,
-    on_policy: Annotated[
-        bool, typer.Option("--on-policy", help="In half of the steps, count the drafts more that serving rejects.")
-    ] = False,
     settings: TrainingSetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the resolved run, and train nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check everything, print the resolved run and its size, train nothing."),
+    ] = False,
+    dry_run_step: Annotated[
+        bool,
+        typer.Option("--dry-run-step", help="Train the longest row alone, print peak memory and speed, keep nothing."),
     ] = False,
     device_map: DeviceMapOption = None,
     trust_remote_code: TrustOption = False,
@@ -88,11 +90,12 @@ def train(
         "recipe": recipe, "target": target, "data": data, "out": out, "draft": draft, "states": states,
         "stream": None if states_from is None else {"python": vllm_python or ""},
         "lora": None if lora is None else parse_lora(lora),
-        "on_policy": {} if on_policy else None,
     }  # fmt: skip
     run = read_config(config, settings or [], flags)
     if dry_run:
         _check(run, resume)
+    elif dry_run_step:
+        _try_step(run, as_json)
     elif plan_vocab:
         _plan_vocabulary(run, as_json)
     else:
@@ -100,15 +103,27 @@ def train(
 
 
 def _check(run: TrainConfig, resume: bool) -> None:
-    from draftkit.io.records import to_dict
-    from draftkit.report.terminal.data import costs_table, memory_table
-    from draftkit.train.run import check_run
+    from draftkit.report.terminal.data import run_size
+    from draftkit.train.dry_run import check_run
 
-    plan = check_run(run, resume=resume)
+    size = check_run(run, resume=resume)
     print(run.to_yaml(), end="")
-    shown = console(stderr=True)
-    shown.print(costs_table(to_dict(plan.states)))
-    shown.print(memory_table([to_dict(device) for device in plan.memory]))
+    for line in run_size(size):
+        print(line, file=sys.stderr)
+
+
+def _try_step(run: TrainConfig, as_json: bool) -> None:
+    from draftkit.io.records import to_dict
+    from draftkit.report.terminal.data import step_size
+    from draftkit.train.dry_run import measure_step
+
+    size = measure_step(run)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        print_json(to_dict(size))
+    else:
+        print(step_size(size))
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:

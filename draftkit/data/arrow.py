@@ -2,8 +2,8 @@
 
 Processes that read it share its pages, and nothing is parsed. Columns: `id` and `category`, texts; `tokens`, lists of
 int32; `supervised`, lists of int32, the spans of the loss mask as begin, end, begin, end, and so on; `media` and
-`images`, lists of the spans that stand for images and of these, which files of earlier releases lack. Where the tokens
-come from is JSON in the metadata of the schema, and in a folder in the description of `dataset_info.json`.
+`images`, lists of the spans that stand for images and of these. Where the tokens come from is JSON in the metadata of
+the schema, and in a folder in the description of `dataset_info.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ METADATA = b"draftkit"
 DATA_FILE = "data-00000-of-00001.arrow"  # as datasets names it
 INFO_FILE, STATE_FILE = "dataset_info.json", "state.json"
 AGAIN = "prepare the data again"
-LATER = ("media", "images")  # columns that files of earlier releases lack
+MEDIA = ("media", "images")  # the columns of what lies beside the tokens
 
 
 def write_arrow(out: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> int:
@@ -93,7 +93,7 @@ def _batch(samples: list[Sample], schema: pa.Schema) -> pa.RecordBatch:
     edges = [np.array(sample.spans, dtype=np.int32).reshape(-1) for sample in samples]
     names, kinds = (pa.array([getattr(sample, name) for sample in samples]) for name in ("id", "category"))
     columns = [names, kinds, lists([sample.tokens for sample in samples]), lists(edges)]
-    for name in LATER:
+    for name in MEDIA:
         rows = [[asdict(one) for one in getattr(sample, name)] for sample in samples]
         columns.append(pa.array(rows, schema.field(name).type))
     return pa.record_batch(columns, schema=schema)
@@ -168,7 +168,7 @@ class _Batch:
         self.names, self.kinds = batch.column("id"), batch.column("category")
         self.tokens, self.begins = _lists(batch.column("tokens"))
         self.edges, self.edge_begins = _lists(batch.column("supervised"))
-        self._media = [batch.column(name) for name in LATER if name in batch.schema.names]
+        self._media = [batch.column(name) for name in MEDIA]
         self.has_media = any(len(column.flatten()) for column in self._media)
         self._check(path)
 
@@ -260,7 +260,7 @@ def _open(file: Path) -> pa.Table:
         table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(file, error) from error
-    wanted = [field for field in _schema() if field.name not in LATER or field.name in table.column_names]
+    wanted = list(_schema())
     lacking = [f.name for f in wanted if f.name not in table.column_names or table.schema.field(f.name).type != f.type]
     if lacking or any(table.column(field.name).null_count for field in wanted):
         raise _damaged(file, f"columns {', '.join(lacking) or 'with nothing in them'}")

@@ -112,6 +112,12 @@ class PackedRows(Dataset[PackedRow]):
         tensors = row_tensors([self.samples[number] for number in numbers], self.size)
         return PackedRow(**{name: tensor[None] for name, tensor in tensors.items()}, numbers=numbers)  # type: ignore[typeddict-item]
 
+    def longest_row(self) -> PackedRows:
+        """The row with the most tokens, alone."""
+        sizes = np.add.reduceat(self.samples.lengths[self._placed], self._begins[:-1])
+        at = int(sizes.argmax())
+        return PackedRows(self.samples, self._placed[self._begins[at] : self._begins[at + 1]], self.size)
+
 
 def only_row(rows: Sequence[PackedRow]) -> PackedRow:
     """The collator: a device computes on one row at a time."""

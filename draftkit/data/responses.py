@@ -6,7 +6,6 @@ The file grows by whole lines, so that a killed run goes on where it stopped. `e
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -158,9 +157,6 @@ def _served_instead(target: str) -> str:
 
 
 PLACES = ("source", "target", "media_root")  # settings that say where something lies, of which the name counts
-LATER = ("target_sha256", "end_ids", "media_root")  # settings that are younger than some of the files
-
-_log = logging.getLogger(__name__)
 
 
 class ResponseFile:
@@ -206,7 +202,7 @@ class ResponseFile:
         """Whether a row is done, or among those that are `begun`, by id and digest. Raises `DraftkitError` where
         another one is, of the same id."""
         found = self.done.get(row.id, begun.get(row.id, ...))
-        if found not in (..., None, row.sha256):
+        if found not in (..., row.sha256):
             raise DraftkitError(
                 f"{PurePath(self.path).name} has the answer to another row {row.id}, which has changed since",
                 where=row.where,
@@ -229,9 +225,6 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
     made_with = header.get("settings")
     if header.get("format") != format or not isinstance(made_with, dict):
         raise not_ours(path)
-    if unsaid := [key for key in LATER if key in settings and key not in made_with]:
-        _log.warning("%s does not say its %s: they are not compared", path, " and ".join(unsaid))
-        made_with = {key: settings[key] for key in unsaid} | made_with
     # The source and the target may have been moved since. What is in the target, the digests say.
     before, now = ({k: public_name(str(v)) if k in PLACES else v for k, v in s.items()} for s in (made_with, settings))
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]

@@ -63,12 +63,6 @@ class Sample:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def until(self, end: int) -> Sample:
-        """The first `end` tokens, with the images that they stand for, none of which they cut."""
-        media = tuple(span for span in self.media if span.start < end)
-        images = self.images[: max((span.index + 1 for span in media), default=0)]
-        return Sample(self.id, self.tokens[:end], self.loss_mask[:end], self.category, media, images)
-
     @property
     def spans(self) -> list[Span]:
         """The spans of the loss mask, ascending."""

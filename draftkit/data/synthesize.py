@@ -116,11 +116,9 @@ class SynthesizeSettings:
         require_setting(self.temperature > 0, "temperature", self.temperature, f"above 0: {why}")
 
     def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
-        """The settings as they are stored, as of `RegenerateSettings.header`; `begins` where there are any, which
-        files of earlier releases do not say."""
+        """The settings as they are stored, as of `RegenerateSettings.header`."""
         same = tokenizer.identity | {"target_sha256": target_sha256, "target": public_name(self.target)}
-        stated = asdict(self) | {"begins": list(self.begins), "languages": list(self.languages)} | same
-        return stated if self.begins else {name: value for name, value in stated.items() if name != "begins"}
+        return asdict(self) | {"begins": list(self.begins), "languages": list(self.languages)} | same
 
     def sampling(self, cut: Opening) -> Sampling:
         """These settings in the form that a responder takes."""

@@ -47,16 +47,12 @@ class MlpSpeculatorModel(nn.Module):
 
     def forward(self, step: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, V] and the next state [B, D] of step 0 … num_heads−1, from the last state and token int64 [B]."""
-        state = self.advance(step, state, tokens)
-        return self.head[min(step, len(self.head) - 1)](state), state
-
-    def advance(self, step: int, state: Tensor, tokens: Tensor) -> Tensor:
-        """The state of the next step, without its logits."""
-        embedding, projection, norm = (
-            modules[min(step, len(modules) - 1)] for modules in (self.emb, self.proj, self.ln)
+        embedding, projection, norm, head = (
+            modules[min(step, len(modules) - 1)] for modules in (self.emb, self.proj, self.ln, self.head)
         )
         state = torch.add(projection(state), embedding(tokens), alpha=self.token_weight)
-        return gelu(norm(state))
+        state = gelu(norm(state))
+        return head(state), state
 
 
 class ScaledNorm(nn.Module):
@@ -75,12 +71,10 @@ def normalized(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
 
 
-def load_mlp_speculator(
-    draft: Draft, target: PreTrainedModel, *, dtype: torch.dtype | None = None
-) -> MlpSpeculatorModel:
-    """An MLP speculator; `dtype` None is the target's."""
+def load_mlp_speculator(draft: Draft, target: PreTrainedModel) -> MlpSpeculatorModel:
+    """An MLP speculator in the target's dtype."""
     spec = draft.spec.architecture.expect(MlpSpeculatorSpec)
     check_sizes(draft, spec.target_hidden_size, target)
     with torch.device("meta"):
         model = MlpSpeculatorModel(spec)
-    return load_into(model, draft, target, "speculator.", dtype)
+    return load_into(model, draft, target, "speculator.")

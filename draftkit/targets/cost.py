@@ -1,14 +1,11 @@
-"""What a causal LM costs, told without its weights: its class is built without memory, one product is timed."""
+"""What a causal LM costs, told without its weights: its class is built without memory."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from draftkit.errors import FormatError
 from draftkit.targets.pretrained import empty_model, read_model_config
@@ -16,8 +13,6 @@ from draftkit.targets.states import decoder_layers, decoder_of
 
 EXPERTS = ".experts."  # in the names of their weights
 NUMBERS_OF_EXPERTS = "num_experts", "n_routed_experts", "num_local_experts"  # in configs
-ROWS = 512  # of the product of matrices that tells how fast a device is
-SECONDS = 0.1  # that it is repeated for
 
 
 class Cost(NamedTuple):
@@ -57,40 +52,3 @@ def chosen_share(config: object) -> float:
     number = next((number for number in known if number), None)
     chosen = getattr(config, "num_experts_per_tok", None)
     return chosen / number if chosen and number else 1.0
-
-
-def token_seconds(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, row: int) -> float:
-    """About how many seconds the decoder's layers take for a token in a row of `row` tokens on a device; `model` needs
-    no memory.
-
-    Two operations for each weight that a token meets, and as many for each number of the row's keys and values, which
-    masks hide after they were computed.
-    """
-    text = model.config.get_text_config()
-    width = text.hidden_size if getattr(text, "num_attention_heads", None) else 0  # nothing attends in some
-    attention = 2 * row * width * len(decoder_layers(decoder_of(model)))
-    return 2 * (_active_parameters(model) + attention) / _operations_per_second(model, device, dtype)
-
-
-def _active_parameters(model: PreTrainedModel) -> float:
-    """The weights of the layers, of experts the share that a token goes to."""
-    share = chosen_share(model.config.get_text_config())
-    parts = (part for layer in decoder_layers(decoder_of(model)) for part in layer.named_parameters())
-    return sum(p.numel() * (share if EXPERTS in name else 1.0) for name, p in parts)
-
-
-def _operations_per_second(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> float:
-    text = model.config.get_text_config()
-    size, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    inner = inner if isinstance(inner, int) else max(inner)
-    rows, weight = (torch.ones(shape, device=device, dtype=dtype) for shape in ((ROWS, size), (size, inner)))
-    _settled(rows @ weight)
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        _settled(rows @ weight)
-        count += 1
-    return count * 2 * ROWS * size * inner / (time.perf_counter() - began)
-
-
-def _settled(product: Tensor) -> None:
-    product[0, 0].item()  # waits for the device

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -60,8 +59,6 @@ VALIDATIONS = 8  # how many validations a run has, about
 SMALLEST_SLICE = 5  # how many samples a slice has at least that is reported
 
 Said = Callable[[str], None]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +264,6 @@ def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, o
     stated = named(json.loads(json.dumps(asdict(settings)))) | digests
     if path.exists():
         before = named(read_object(path))
-        if not digests.keys() <= before.keys():  # written by an earlier release
-            _log.warning("%s does not say which target and draft it is of: their weights are not compared", path)
-            before = {**digests, **before}
         differing = [name for name in stated if name not in WHERE and before.get(name) != stated[name]]
         if differing:
             raise DraftkitError(

@@ -16,7 +16,6 @@ class TrainingBatch(NamedTuple):
     - `loss_mask` bool [1, N]: tokens that the target produced.
     - `features` [1, N, F]: the target's states that the draft reads, None where it reads none; position i has seen the
       tokens up to i. `last` [1, N, H]: the target's states after its final norm.
-    - `weights` float32 [any K, N]: what each draft counts beside what the recipe makes of it; None where all count 1.
     """
 
     tokens: Tensor
@@ -25,16 +24,6 @@ class TrainingBatch(NamedTuple):
     loss_mask: Tensor
     features: Tensor | None
     last: Tensor
-    weights: Tensor | None = None
-
-    def weighted(self, counted: Tensor) -> Tensor:
-        """`counted` bool [K, N] times the weights of these drafts; those beyond the weights' own K count 1."""
-        if self.weights is None:
-            return counted
-        weights = torch.ones_like(counted, dtype=torch.float32)
-        steps = min(len(counted), len(self.weights))
-        weights[:steps] = self.weights[:steps]
-        return counted * weights
 
     def drafted(self, k: int) -> Tensor:
         """Whether serving would draft at step t of a chain that starts at position i: bool [K, N].

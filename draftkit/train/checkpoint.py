@@ -5,9 +5,7 @@ A run is resumed from the newest whole checkpoint of its folder, and only where 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -107,7 +105,6 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: handle.load() for name, handle in read_draft(folder).tensors.items()}
 
 
-_log = logging.getLogger(__name__)
 CONFIG_FILE = "train.yaml"  # in every checkpoint, as the next file is
 INPUTS_FILE = "inputs.json"
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
@@ -116,8 +113,8 @@ ACCUMULATION = "optimization.accumulation"
 # Settings that may change on the way: for how long, where and how fast the run computes, what it saves and says.
 FREE = frozenset({
     "out", "device", "media_root", "verify_states", "keep", "save_every", "log_every", "report_to", "validation.every",
-    "validation.keep", "validation.patience", "validation.decode", "optimization.epochs", "optimization.max_steps",
-    "optimization.compile", "optimization.recompute", "profile.steps", "stream.python", "stream.folder",
+    "validation.keep", "validation.patience", "optimization.epochs", "optimization.max_steps",
+    "optimization.compile", "optimization.recompute", "stream.python", "stream.folder",
     "stream.ahead", "stream.tensor_parallel", "stream.device",
 })  # fmt: skip
 
@@ -134,14 +131,14 @@ def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, ro
     All of the target's weights are read. `draft`: the one that is gone on with. `rows`: those of a step, of all
     processes.
     """
-    states, stored_sha256 = None, None
+    states, target_sha256 = None, None
     if config.states:
         manifest = read_manifest(config.states)
         states = f"{manifest.encoding}, by {manifest.engine} in {manifest.dtype}"
-        stored_sha256 = manifest.target_sha256  # the run holds the target to it
+        target_sha256 = manifest.target_sha256  # the run holds the target to it
     judges = config.validation.samples
     return {
-        "target": stored_sha256 or target.mark(weights_sha256(target.folder)),
+        "target": target_sha256 or target.mark(weights_sha256(target.folder)),
         "draft": None if draft is None else draft_sha256(draft),
         "data": samples_sha256(local_file(config.data)),
         "states": states,
@@ -157,11 +154,12 @@ def rows_of_process(checkpoint: Path | None, config: TrainConfig, processes: int
     Raises `DraftkitError` where these cannot be shared equally.
     """
     asked = config.optimization.accumulation
-    before = None if checkpoint is None else _config_before(checkpoint)
-    rows = None if before is None else _inputs_before(checkpoint, before).get(ROWS_PER_STEP)
-    if before is None or not isinstance(rows, int) or rows == asked * processes:
+    if checkpoint is None:
         return asked
-    if asked != before.optimization.accumulation:
+    rows = read_object(checkpoint / INPUTS_FILE).get(ROWS_PER_STEP)
+    if not isinstance(rows, int) or rows == asked * processes:
+        return asked
+    if asked != read_config(checkpoint / CONFIG_FILE, [], {}).optimization.accumulation:
         return asked  # refused with what else is another
     if rows % processes:
         raise DraftkitError(
@@ -173,35 +171,12 @@ def rows_of_process(checkpoint: Path | None, config: TrainConfig, processes: int
     return rows // processes
 
 
-def _config_before(checkpoint: Path) -> TrainConfig:
-    """The configuration of a checkpoint, which leaves nothing out; earlier releases had no optimizer but AdamW."""
-    config = read_config(checkpoint / CONFIG_FILE, [], {})
-    if config.optimization.optimizer == "auto":
-        return replace(config, optimization=replace(config.optimization, optimizer="adamw"))
-    return config
-
-
-def _inputs_before(checkpoint: Path | None, config: TrainConfig) -> Mapping[str, object]:
-    """What a checkpoint says of its inputs; nothing where it is of an early release."""
-    if checkpoint is None or not (checkpoint / INPUTS_FILE).exists():
-        return {}
-    found = read_object(checkpoint / INPUTS_FILE)
-    processes = found.pop("processes", None)  # what earlier releases wrote instead
-    if isinstance(processes, int):
-        found[ROWS_PER_STEP] = processes * config.optimization.accumulation
-    return found
-
-
 def check_same_run(checkpoint: Path, config: TrainConfig, inputs: Mapping[str, object]) -> list[str]:
     """Raise `DraftkitError` that lists in what a run, with `inputs_of` it, is another than a checkpoint's.
 
     Returns the settings that have changed and may.
     """
-    before = _config_before(checkpoint)
-    found = _inputs_before(checkpoint, before)
-    if not found:
-        _log.warning("%s does not say which weights and data it is of: its settings alone are compared", checkpoint)
-        found = inputs
+    before, found = read_config(checkpoint / CONFIG_FILE, [], {}), read_object(checkpoint / INPUTS_FILE)
     free = FREE | {ACCUMULATION} if found.get(ROWS_PER_STEP) == inputs[ROWS_PER_STEP] else FREE
     others = dict(_other_settings(before, config, found, inputs))
     differing = [*(f"{name}: {said}" for name, said in others.items() if name not in free)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +18,7 @@ from draftkit.train.settings import (
     NEW_DRAFT_LR_BY_MUON,
     TRAINED_DRAFT_LR,
     LoraSettings,
-    OnPolicy,
     Optimization,
-    ProfileSettings,
     Seed,
     Size,
     SizeOrNone,
@@ -29,21 +26,12 @@ from draftkit.train.settings import (
     Validation,
 )
 
-_log = logging.getLogger(__name__)
-# Settings by the names that they had, which are read for one release more.
-OLD_NAMES = {
-    "optimisation": "optimization",
-    "optimization.checkpointing": "optimization.recompute",
-    "options.reduction.normalised": "options.reduction.normalized",
-    "validation.documents": "validation.samples",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The configuration of a training run.
 
-    `stream` is None unless states come from a worker while the run goes on, `on_policy` None for no such steps.
+    `stream` is None unless states come from a worker while the run goes on.
     """
 
     recipe: str = setting("The recipe of training, which has options of its own.")
@@ -77,9 +65,7 @@ class TrainConfig:
     )
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
-    profile: ProfileSettings = field(default_factory=ProfileSettings)
     lora: LoraSettings | None = None
-    on_policy: OnPolicy | None = None
     options: dict[str, object] = setting("The options of the recipe.", factory=dict)
 
     def check(self) -> None:
@@ -92,9 +78,6 @@ class TrainConfig:
             )
         if self.states and self.stream is not None:
             raise DraftkitError("states are stored, and are to be streamed", hint="leave out --states or --states-from")
-        if self.on_policy is not None and not recipe_class(self.recipe).weighs_drafts:
-            able = [name for name in recipe_names() if recipe_class(name).weighs_drafts]
-            raise DraftkitError(f"recipe {self.recipe} has no on-policy steps", expected=", ".join(able))
         self.recipe_options()
 
     def recipe_options(self) -> object:
@@ -168,10 +151,10 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         loaded = read_yaml_file(path)
         if not isinstance(loaded, dict):
             raise DraftkitError("not a configuration", where=path, expected="settings by name")
-        given = by_current_names(loaded)
+        given = loaded
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
     for name, text in assignments(settings).items():
-        given = _merged(given, by_current_names(_nested(name, read_value(text, f"--set {name}"))))
+        given = _merged(given, _nested(name, read_value(text, f"--set {name}")))
     if isinstance(trackers := given.get("report_to"), str):
         given["report_to"] = [name.strip() for name in trackers.split(",") if name.strip()]
     required = {"recipe", "target", "data", "out"}
@@ -187,29 +170,10 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         defaults["lora"] = to_dict(LoraSettings())
     if given.get("stream") is not None:
         defaults["stream"] = to_dict(StreamSettings())
-    if given.get("on_policy") is not None:
-        defaults["on_policy"] = to_dict(OnPolicy())
     given = _as_meant(_merged(defaults, given), recipe)
     config = from_dict(TrainConfig, given, path or "flags", "the configuration")
     config.check()
     return config
-
-
-def by_current_names(settings: Mapping[str, object], within: str = "") -> dict[str, object]:
-    """The settings, those of the object `within`, by the names that they have now; `OLD_NAMES` has the others.
-
-    Raises `DraftkitError` for one that is given under both.
-    """
-    renamed: dict[str, object] = {}
-    for name, value in settings.items():
-        path = OLD_NAMES.get(within + name, within + name)
-        now = path.removeprefix(within)
-        if now != name:
-            if now in settings:
-                raise DraftkitError(f"setting {path} is given twice, as {name} too", hint="give it once")
-            _log.warning("setting %s is called %s now; the next release reads that name alone", within + name, path)
-        renamed[now] = by_current_names(value, f"{path}.") if isinstance(value, dict) else value
-    return renamed
 
 
 def _as_meant(given: Mapping[str, object], recipe: str) -> dict[str, object]:

@@ -26,9 +26,9 @@ from draftkit.train.sharding import state_of
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
-HEADS = {"lm_head", "head"}  # left as they are: they are most of a draft's weights
+HEAD = "lm_head"  # left as it is: it is most of a draft's weights
 LEARNED = (
-    "mask_hidden", "embed_tokens.weight", "target_proj.weight", "target_proj.bias",
+    "mask_hidden", "embed_tokens.weight",
     "markov_w1.weight", "markov_w2.weight", "_codebook", "base_kernel", "kernel_projection.weight",
 )  # fmt: skip
 
@@ -45,9 +45,7 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, base: Located | No
     linear = [
         name
         for name, module in draft.named_modules()
-        if isinstance(module, nn.Linear)
-        and id(module.weight) not in borrowed | learned
-        and HEADS.isdisjoint(name.split("."))
+        if isinstance(module, nn.Linear) and id(module.weight) not in borrowed | learned and HEAD not in name.split(".")
     ]
     targets = [name for name in linear if not settings.targets or name.endswith(settings.targets)]
     if not targets:
@@ -116,7 +114,6 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
 
 def load_adapter(draft: nn.Module, folder: Path) -> None:
     """Take over the adapter that `save_adapter` wrote."""
-    # Adapters of earlier releases have no prefix.
     tensors = {name.removeprefix(ADAPTER_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     own = dict(draft.named_parameters())
     with torch.no_grad():

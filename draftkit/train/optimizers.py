@@ -128,12 +128,6 @@ def is_matrix(parameter: Tensor, spec: DraftSpec) -> bool:
     return parameter.ndim == 2 and min(parameter.shape) > 1 and parameter.shape[0] not in tables
 
 
-def kept_numbers(parameters: Iterable[Tensor], config: TrainConfig, spec: DraftSpec) -> int:
-    """The numbers that the optimizer of a run keeps: AdamW two for each weight, Muon one."""
-    muon = config.optimizer == "muon"
-    return sum(p.numel() * (1 if muon and is_matrix(p, spec) else 2) for p in parameters if p.requires_grad)
-
-
 def _some_of(groups: Iterable[dict[str, Any]], spec: DraftSpec, *, matrices: bool) -> list[dict[str, Any]]:
     """The groups with what is, or is not, a matrix; without those that are empty, and without their weight decay."""
     found = []

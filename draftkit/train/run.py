@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 
 from draftkit.convert.api import ADAPTER_FOLDER
-from draftkit.data.packing import PackedRow, row_tensors
-from draftkit.data.samples import Sample
-from draftkit.data.states.encoding import StatesCosts, costs_of_states
+from draftkit.data.packing import PackedRow
 from draftkit.data.states.offline import OfflineStates
-from draftkit.data.states.online import (
-    OnlineStates,
-    States,
-    load_target_embeddings,
-    load_training_target,
-    read_training_config,
-)
-from draftkit.data.states.shards import read_manifest
+from draftkit.data.states.online import OnlineStates, States, load_target_embeddings, load_training_target
 from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.vocabulary import Ceiling, plan_vocabulary, token_counts
-from draftkit.engines.vllm.accepts import check_target
 from draftkit.hub.local_paths import copy_named
 from draftkit.io.cache import local_file
 from draftkit.io.lock import sole_writer
 from draftkit.io.shown import Rows, Shown
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
-from draftkit.targets.cost import token_seconds
-from draftkit.targets.pretrained import empty_model
-from draftkit.targets.states import FINAL, TappedModel
-from draftkit.train.activations import kept_activations
 from draftkit.train.checkpoint import (
     CONFIG_FILE,
     INPUTS_FILE,
@@ -53,15 +38,9 @@ from draftkit.train.checkpoint import (
 from draftkit.train.config import TrainConfig
 from draftkit.train.log import said_of_judges
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
-from draftkit.train.memory import DeviceMemory, memory_of_devices
-from draftkit.train.on_policy import RejectionStage
-from draftkit.train.optimizers import kept_numbers
-from draftkit.train.profiling import StepProfile
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.settings import StreamSettings
-from draftkit.train.setup import ReadyRun, precision_of, read_split, rows_per_step, set_up
-from draftkit.train.skew import SaveDraft, Skew, measure_skew
-from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
+from draftkit.train.setup import LoadTarget, ReadyRun, read_split, set_up
+from draftkit.train.streaming import Prefetch, open_stream
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 from draftkit.version import __version__
 
@@ -102,87 +81,6 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
-class RunPlan(NamedTuple):
-    """What the target's `states` take, by each way to have them, and the `memory` of each device."""
-
-    states: StatesCosts
-    memory: tuple[DeviceMemory, ...]
-
-
-def check_run(config: TrainConfig, *, resume: bool = False) -> RunPlan:
-    """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
-
-    Of the target, the embedding and the output layer are read. What only its layers' weights can show, as one that is
-    missing, is not found.
-    """
-    with set_up(config, resume, load_target_embeddings) as ready:
-        if config.states:
-            _stored_states(config, ready)
-        elif config.stream is not None:
-            check_target(ready.opened.config_folder)
-            if ready.arguments.process_index == 0:  # all samples are read for it
-                stream_manifest(config, config.stream, ready.opened, ready.recipe.aux_layers, ready.samples)
-        online = not config.states and config.stream is None
-        settings = read_training_config(ready.opened) if online else ready.opened.own_config(whole=False)
-        whole = empty_model(settings, ready.dtype)
-        if online:
-            TappedModel(whole, ready.recipe.aux_layers)
-        return RunPlan(_costs(config, ready, whole), _memory(config, ready, whole if online else ready.target))
-
-
-def _memory(config: TrainConfig, ready: ReadyRun, target: PreTrainedModel) -> tuple[DeviceMemory, ...]:
-    """What the run takes of devices; `target`: what it has of it."""
-    recipe, text = ready.recipe, target.config.get_text_config()
-    layers, options = recipe.aux_layers, recipe.options
-    drop = getattr(options, "drop", options)
-    return memory_of_devices(
-        recipe.draft,
-        target,
-        layers=recipe.layers_run_once,
-        kept=kept_numbers(recipe.draft.parameters(), config, recipe.spec),
-        ranks=ready.arguments.world_size,
-        vocabulary=config.draft_vocab_size or text.vocab_size,
-        captured=1 + (0 if layers is None else len(layers.states)),
-        tokens=config.tokens_per_row,
-        depth=max(getattr(options, name, 1) for name in ("steps", "block_size")),
-        activations=kept_activations(
-            recipe,
-            width=text.hidden_size,
-            vocab_size=text.vocab_size,
-            tokens=config.tokens_per_row,
-            precision=precision_of(ready.arguments),
-            most_anchors=getattr(drop, "max_anchors", None),
-        ),
-        runs_target=not config.states and config.stream is None,
-    )
-
-
-def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> StatesCosts:
-    """What the states of this run take; `whole`: its target without memory."""
-    stream = config.stream or StreamSettings()
-    encoding = read_manifest(config.states).encoding if config.states else stream.encoding
-    layers = set() if ready.recipe.aux_layers is None else {*ready.recipe.aux_layers.states} - {FINAL}
-    processes = ready.arguments.world_size
-    each_step = rows_per_step(ready.arguments)
-    per_epoch = -(-len(ready.training) // each_step)
-    steps = config.optimization.max_steps or math.ceil(config.optimization.epochs * per_epoch)
-    judgments = 0 if ready.validating is None else max(steps // (config.validation.every or steps), 1)
-    judging = 0 if ready.validating is None else ready.validating.num_tokens
-    read = steps * each_step / len(ready.training) * ready.training.num_tokens + judgments * judging
-    tokens = int(ready.samples.lengths.sum())
-    return costs_of_states(
-        samples=len(ready.samples),
-        tokens=tokens,
-        states=len(layers) + 1,
-        size=whole.config.get_text_config().hidden_size,
-        encoding=encoding,
-        passes=read / tokens,
-        waiting_tokens=(stream.ahead + 1) * config.tokens_per_row * processes,
-        token_seconds=token_seconds(whole, ready.target.device, ready.dtype, config.tokens_per_row),
-        estimate="at the speed of a product of matrices of the target's sizes",
-    )
-
-
 def train_draft(
     config: TrainConfig,
     *,
@@ -199,50 +97,69 @@ def train_draft(
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known, and while
     another run writes to `out`.
     """
-    load = load_training_target if config.states == "" and config.stream is None else load_target_embeddings
     with ExitStack() as stack:
         if os.environ.get("RANK", "0") == "0":  # the first process holds it for all of the run
             stack.enter_context(sole_writer(Path(config.out), folder=True))
-        ready = stack.enter_context(set_up(config, resume, load, target, draft))
-        recipe, stream = ready.recipe, None
-        if config.stream is not None:
-            stream = stack.enter_context(
-                open_stream(config, config.stream, ready.opened, recipe.aux_layers, ready.samples)
-            )
+        ready = stack.enter_context(set_up(config, resume, loader_of(config), target, draft))
+        source = stack.enter_context(open_source(config, ready))
         if ready.arguments.process_index == 0:  # the process that writes
             ready.inputs()  # digests are taken now, as files may be replaced while it trains
         newest = newest_checkpoint(Path(config.out))
         if newest is not None:
-            _load_checkpoint(newest, recipe=recipe)
-        save = partial(_save_checkpoint, config=config, ready=ready)
-        trainer = DraftTrainer(
-            recipe,
-            ready.arguments,
-            ready.training,
-            ready.validating,
-            states_of=_state_source(config, ready, stream),
-            prefetch=None
-            if stream is None or config.stream is None
-            else Prefetch(stream.announce, config.stream.ahead),
-            save_draft=save,
-            k=config.validation.k,
-            mode=config.validation.mode,
-            decode=_decoding(config, ready, save),
-            muon=config.optimizer == "muon",
-            stage=_stage(config, ready.target),
-            callbacks=(*callbacks, *_watching(config)),
-        )
+            _load_checkpoint(newest, recipe=ready.recipe)
+        trainer = trainer_of(config, ready, source, callbacks=(*callbacks, *_watching(config)))
         if ready.validating is not None and trainer.is_world_process_zero():
             print(said_of_judges(len(ready.validating.numbers), len(ready.samples)), file=sys.stderr)
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
         trained = _finish(trainer, config, ready)
-        if stream is not None and trained.draft is not None and trainer.is_world_process_zero():
-            finish_stream(stream.folder)
+        if source.stream is not None and trained.draft is not None and trainer.is_world_process_zero():
+            finish_stream(source.stream.folder)
         return trained
 
 
-def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates | None) -> StatesOf:
-    """What finds the target's states of a row: the target in this process, the files of `config.states`, a worker."""
+def loader_of(config: TrainConfig) -> LoadTarget:
+    """What a run loads of its target: all of it, or where its states are computed elsewhere, its ends."""
+    return load_training_target if config.states == "" and config.stream is None else load_target_embeddings
+
+
+class StateSource(NamedTuple):
+    """What finds the target's states of a row; `prefetch` and `stream` where a worker computes them."""
+
+    states_of: StatesOf
+    prefetch: Prefetch | None = None
+    stream: StreamedStates | None = None
+
+
+@contextmanager
+def open_source(config: TrainConfig, ready: ReadyRun) -> Iterator[StateSource]:
+    """The source of a run's states: the target in this process, the files of `config.states`, or a worker."""
+    if config.stream is None:
+        yield StateSource(_states_of(config, ready, None))
+        return
+    with open_stream(config, config.stream, ready.opened, ready.recipe.aux_layers, ready.samples) as stream:
+        yield StateSource(_states_of(config, ready, stream), Prefetch(stream.announce, config.stream.ahead), stream)
+
+
+def trainer_of(
+    config: TrainConfig, ready: ReadyRun, source: StateSource, *, callbacks: Sequence[TrainerCallback]
+) -> DraftTrainer:
+    """What trains a run that is ready."""
+    return DraftTrainer(
+        ready.recipe,
+        ready.arguments,
+        ready.training,
+        ready.validating,
+        states_of=source.states_of,
+        prefetch=source.prefetch,
+        save_draft=partial(_save_checkpoint, config=config, ready=ready),
+        k=config.validation.k,
+        mode=config.validation.mode,
+        muon=config.optimizer == "muon",
+        callbacks=callbacks,
+    )
+
+
+def _states_of(config: TrainConfig, ready: ReadyRun, stream: StreamedStates | None) -> StatesOf:
     target = ready.target
     if not config.states and stream is None:
         online = OnlineStates(target, ready.recipe.aux_layers)
@@ -250,7 +167,7 @@ def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates |
         return lambda row: online.states(
             row["tokens"], row["positions"], row["sample_ids"], media=media(row["numbers"])
         )
-    source = _stored_states(config, ready) if stream is None else stream
+    source = stored_states(config, ready) if stream is None else stream
 
     def of_files(row: PackedRow) -> States:
         features, last = source.states_of(row["numbers"], row["tokens"].shape[1])
@@ -259,7 +176,8 @@ def _state_source(config: TrainConfig, ready: ReadyRun, stream: StreamedStates |
     return of_files
 
 
-def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
+def stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
+    """The states in `config.states`. Raises `DraftkitError` for those that are not of this run."""
     is_first = os.environ.get("RANK", "0") == "0"  # all weights and samples are read to know them: once is enough
     return OfflineStates(
         config.states,
@@ -271,45 +189,13 @@ def _stored_states(config: TrainConfig, ready: ReadyRun) -> OfflineStates:
     )
 
 
-def _decoding(config: TrainConfig, ready: ReadyRun, save: SaveDraft) -> Callable[[], Skew] | None:
-    """What decodes held-out prompts for real; None where the run does not want it."""
-    settings, recipe, target, validating = config.validation, ready.recipe, ready.target, ready.validating
-    if not settings.decode or validating is None:
-        return None
-    source, media = OnlineStates(target, recipe.aux_layers), ready.media.of_judges
-
-    def states_of(sample: Sample) -> States:
-        row = row_tensors([sample], len(sample))
-        tokens, positions, ids = (row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids"))
-        return source.states(tokens, positions, ids, media=media([sample]))
-
-    return lambda: measure_skew(
-        recipe,
-        [validating.samples[number] for number in validating.numbers[: settings.decode]],
-        target,
-        states_of=states_of,
-        save_draft=save,
-        k=settings.k,
-        mode=settings.mode,
-        temperature=settings.temperature if settings.mode == "sampled" else 0.0,
-        media=media,
-    )
-
-
 def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
-    """What saves and ends a run by the acceptance length, and what profiles it."""
+    """What saves and ends a run by the acceptance length."""
     settings = config.validation
     if settings.keep == "best":
         yield KeepBest()
     if settings.patience:
         yield Patience(settings.patience)
-    if config.profile.steps and os.environ.get("RANK", "0") == "0":
-        yield StepProfile(config.profile.steps, Path(config.out))
-
-
-def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | None:
-    settings = config.on_policy
-    return None if settings is None else RejectionStage(settings, config.validation, target, config.seed)
 
 
 def _finish(trainer: DraftTrainer, config: TrainConfig, ready: ReadyRun) -> Trained:

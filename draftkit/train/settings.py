@@ -16,7 +16,6 @@ from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE
 
 Share = Annotated[float, Bounds(least=0, most=1)]
 ProperShare = Annotated[float, Bounds(least=0, below=1)]
-Finite = Annotated[float, Bounds()]
 Weight = Annotated[float, Bounds(least=0)]
 Positive = Annotated[float, Bounds(above=0)]
 Size = Annotated[int, Bounds(least=1, most=MAX_SIZE)]
@@ -86,7 +85,7 @@ class Optimization:
     epochs: Positive = setting("Passes over the samples, where max_steps is 0.", 1.0)
     max_steps: SizeOrNone = setting("How long to train, instead of epochs; 0 for the epochs.", 0, unit="steps")
     accumulation: Size = setting("The batches whose gradients make one step.", 1, unit="batches")
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
         "The number format that the draft computes in; auto chooses by the device.", "auto"
     )
     compile: bool = setting("Whether torch compiles the draft.", False)
@@ -124,7 +123,6 @@ class Validation:
     patience: SizeOrNone = setting(
         "Validations in a row without a better draft after which the run ends; 0 for none.", 0, needs="validation.every"
     )
-    decode: SizeOrNone = setting("The held-out prompts that are also decoded for real, 0 for none.", 0, unit="prompts")
 
     def __post_init__(self) -> None:
         if self.patience and not self.every:
@@ -132,33 +130,6 @@ class Validation:
                 f"validation.patience {self.patience} without validations in between",
                 hint="set validation.every to the steps between them",
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnPolicy:
-    """Steps in which the drafts count more that serving, with the draft as it then is, rejects.
-
-    K and how tokens are drawn are those of `validation`.
-    """
-
-    share: Share = setting("The share of such steps, which the run's seed chooses.", 0.5)
-    weight: Positive = setting("The weight of a rejected draft; the others count 1.", 4.0)
-    rounds: Literal["decoded", "simulated"] = setting(
-        "decoded for real from the samples' last prompts on, so that the text is the target's own; or walked "
-        "over the samples as they are, which have to be answers of the target's own.",
-        "decoded",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileSettings:
-    """Where the time of training steps goes."""
-
-    steps: SizeOrNone = setting(
-        "The steps after the first that are profiled, 0 for none: a table, and trace.json.gz in the run's folder.",
-        0,
-        unit="steps",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,6 @@ def set_up(
     out = Path(config.out)
     _check_output(out, resume)
     opened = target or open_target(config.target)
-    if config.validation.decode:
-        opened.require_runtime("leave out validation.decode, which decodes with it")
-    if config.on_policy is not None and config.on_policy.rounds == "decoded":
-        opened.require_runtime("set on_policy.rounds=simulated, which decodes nothing")
     began = process_time()
     samples, training, validating = read_split(config)
     seconds = process_time() - began
@@ -160,9 +156,7 @@ def set_up(
             add_adapters(recipe.draft, config.lora, base=base, parallel=parallel)
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
-        _check_states(config, recipe)
-        if recipe.resamples and samples.has_images():
-            raise DraftkitError("samples with images are not trained on in the draft's own words", where=config.data)
+        _check_states(config)
         yield ReadyRun(
             opened=opened,
             target=model,
@@ -208,11 +202,6 @@ class OneDevice(TrainingArguments):
     def to_dict(self) -> dict[str, Any]:
         """The settings that the trackers of transformers record."""
         return super().to_dict() if self.told is None else dict(self.told)
-
-
-def precision_of(arguments: TrainingArguments) -> torch.dtype:
-    """What a draft computes in."""
-    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
 
 
 def rows_per_step(arguments: TrainingArguments) -> int:
@@ -279,7 +268,6 @@ def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
         bf16=precision == "bfloat16",
-        fp16=precision == "float16",
         torch_compile=settings.compile,
         eval_strategy="steps" if every else "no",
         eval_steps=every or None,
@@ -355,33 +343,23 @@ def _tokenizer(target: OpenedTarget, recipe: Recipe) -> tuple[Path, ...]:
     return tokenizer_files(target.folder) if recipe.spec.kind == "causal-lm" else ()
 
 
-def _check_states(config: TrainConfig, recipe: Recipe) -> None:
+def _check_states(config: TrainConfig) -> None:
     """Raise `DraftkitError` for what states in files cannot serve."""
-    settings = config.validation
-    problem = None
-    if settings.samples and config.states:
-        problem = "validation.samples: the states are those of the training file"
-    elif settings.decode:
-        problem = "validation.decode: decoding takes the whole target"
-    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
-        problem = "on_policy.rounds=decoded: decoding takes the whole target (simulated does not)"
-    elif recipe.resamples:
-        problem = "the draft's own text: the target has to read it"
-    if (config.states or config.stream is not None) and problem is not None:
+    if config.states and config.validation.samples:
         raise DraftkitError(
-            f"stored states cannot be used with {problem}", hint="train without --states and --states-from"
+            "stored states cannot be used with validation.samples: the states are those of the training file",
+            hint="train without --states",
         )
 
 
 def _check_images(config: TrainConfig) -> None:
     """Raise `DraftkitError` for what is not done with samples that have images."""
-    problem = None
     if config.stream is not None:
-        problem = "--states-from vllm: rows of images are not streamed; store them first (draftkit data states)"
-    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
-        problem = "on_policy.rounds=decoded (simulated does not decode)"
-    if problem is not None:
-        raise DraftkitError(f"samples with images are not trained on with {problem}", where=config.data)
+        raise DraftkitError(
+            "samples with images are not trained on with --states-from vllm",
+            where=config.data,
+            hint="store their states first: draftkit data states",
+        )
 
 
 def recompute_activations(draft: nn.Module) -> None:

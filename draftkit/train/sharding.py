@@ -76,6 +76,18 @@ def whole(recipe: nn.Module) -> Iterator[None]:
             group.reshard()
 
 
+@contextmanager
+def judging(recipe: nn.Module) -> Iterator[None]:
+    """A recipe in training, for a while whole on each device and without dropout."""
+    was_training = recipe.training
+    recipe.eval()
+    try:
+        with whole(recipe):  # its forward would do so, but chains and tensors are methods of their own
+            yield
+    finally:
+        recipe.train(was_training)
+
+
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """The `state_dict` of a module that is whole; FSDP has a hook that would take it apart for its own."""
     lasting = {

@@ -31,19 +31,15 @@ from transformers import (
 )
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
-from draftkit.data.samples import Sample
+from draftkit.data.packing import PackedRow, PackedRows, only_row
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, Pace, best_of, validated_steps
-from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.optimizers import MuonAndAdamW
-from draftkit.train.profiling import part
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
-from draftkit.train.sharding import load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
-from draftkit.train.skew import SaveDraft, Skew, show_skew
+from draftkit.train.sharding import judging, load_whole_optimizer, shard_trained_alone, whole, whole_optimizer
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
@@ -51,15 +47,14 @@ TORCH_WRITER = (
     "inline_container.cc"  # part of what torch.save raises, which is no OSError, where a file cannot be written
 )
 StatesOf = Callable[[PackedRow], States]
+SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
 
 class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
     `states_of` gives the target's states of a row, which `prefetch` announces where that helps; `save_draft` writes a
-    checkpoint's folder. `k` and `mode` are those of validation; `decode` decodes
-    held-out prompts for real beside it. `muon`: the optimizer, which is AdamW otherwise. `stage` finds the drafts that
-    count more.
+    checkpoint's folder. `k` and `mode` are those of validation. `muon`: the optimizer, which is AdamW otherwise.
     """
 
     def __init__(
@@ -74,9 +69,7 @@ class DraftTrainer(Trainer):
         save_draft: SaveDraft,
         k: int,
         mode: Mode,
-        decode: Callable[[], Skew] | None,
         muon: bool = False,
-        stage: RejectionStage | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
         super().__init__(
@@ -100,8 +93,6 @@ class DraftTrainer(Trainer):
         self._save_draft = save_draft
         self._k = k
         self._mode: Mode = mode
-        self._decode = decode
-        self._stage = stage
         self.judged_at: tuple[int, dict[str, float]] = -1, {}  # the step of the last validation, and what it found
         self._sums: dict[str, Tensor] = {}
         self._counted = 0
@@ -113,8 +104,7 @@ class DraftTrainer(Trainer):
         if self._pace is None:
             self._pace = Pace(self._step_tokens, self.state.global_step, self.state.log_history)
         rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
-        with part("data"):
-            return super().get_batch_samples(rows, num_batches, device)
+        return super().get_batch_samples(rows, num_batches, device)
 
     def compute_loss(
         self,
@@ -124,8 +114,8 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        batch = self._training_batch(inputs)
-        with part("draft"), self.accelerator.autocast():  # what is sharded is not wrapped in it
+        batch = self._batch(inputs)
+        with self.accelerator.autocast():  # what is sharded is not wrapped in it
             outcome: StepOutcome = model(batch)
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
@@ -137,41 +127,8 @@ class DraftTrainer(Trainer):
         self._counted += 1
         return outcome.loss
 
-    def training_step(self, *arguments: Any, **more: Any) -> Tensor:
-        with part("backward"):  # what of it is no other part
-            return super().training_step(*arguments, **more)
-
-    def _training_batch(self, row: PackedRow) -> TrainingBatch:
-        """The batch of a row: in the draft's own words where the recipe trains on them, with its rejections where the
-        step is one that counts them more."""
-        recipe, step = self.accelerator.unwrap_model(self.model), self.state.global_step
-        stage = self._stage if self._stage is not None and self._stage.due(step) else None
-        if stage is not None and stage.settings.rounds == "simulated":
-            batch = self._batch(row)
-            with judging(recipe):
-                return batch._replace(weights=stage.simulated_weights(recipe, batch, step))
-        if stage is not None:
-            served = stage.serve(recipe, self._samples_of(row), step)
-            batch = self._batch(self._packed(served.samples, row))
-            return batch._replace(weights=stage.weights(served, batch.tokens.shape[1]).to(batch.tokens.device))
-        if recipe.resamples:
-            row = self._packed(recipe.resample(self._samples_of(row), step), row)
-        return self._batch(row)
-
-    def _samples_of(self, row: PackedRow) -> list[Sample]:
-        rows = self.train_dataset
-        assert isinstance(rows, PackedRows)
-        return [rows.samples[number] for number in row["numbers"]]
-
-    def _packed(self, samples: Sequence[Sample], like: PackedRow) -> PackedRow:
-        """A row of other samples, of the same size and on the same device."""
-        tensors = row_tensors(samples, like["tokens"].shape[1])
-        moved = {name: tensor[None].to(like["tokens"].device) for name, tensor in tensors.items()}
-        return PackedRow(**moved, numbers=like["numbers"])  # type: ignore[typeddict-item]
-
     def _batch(self, inputs: Any) -> TrainingBatch:
-        with part("target"):
-            states = self._states_of(inputs)
+        states = self._states_of(inputs)
         tokens, positions, sample_ids, loss_mask = (
             inputs[name] for name in ("tokens", "positions", "sample_ids", "loss_mask")
         )
@@ -205,10 +162,6 @@ class DraftTrainer(Trainer):
             judged.sort(key=lambda j: j.number)
             found = metrics(judged, {j.number: rows.samples[j.number].category for j in judged}, self._k)
             found["loss"] = math.fsum(losses) / len(losses)
-            if self._decode is not None and self.is_world_process_zero():
-                skew = self._decode()
-                found |= {"decoded_acceptance_length": skew.decoded.mean, "simulated_on_decoded": skew.simulated.mean}
-                show_skew(skew)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.judged_at = self.state.global_step, prefixed
         self.log(prefixed)

@@ -1,6 +1,6 @@
 """A small Llama whose tokenizer is not the embedded target's, to be given that tokenizer.
 
-It is not embedded: `prepare transplant` is tried on it (scripts/check/transplant.py).
+It is not embedded: `vocab transplant` is tried on it (scripts/check/transplant.py).
 """
 
 from __future__ import annotations

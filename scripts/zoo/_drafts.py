@@ -20,13 +20,11 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.convert.unified import PROVENANCE_FILE
 from draftkit.data.sample_files import read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
-from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
@@ -64,7 +62,6 @@ MAKINGS = {
     # Starts from eagle3.
     "p-eagle": Making("p-eagle", {"steps": 8, "num_layers": 2, "train_embeddings": False}, "speculators"),
     "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
-    "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 64}, "mlp-speculator"),
 }
 # SafeAILab's files do not say all that draftkit writes …
 UNSAID = {
@@ -192,8 +189,6 @@ def publish(name: str, trained: Path, out: Path) -> None:
     (out / PROVENANCE_FILE).unlink()
     if making.layout == "eagle":
         as_safeailab(name, out)
-    elif isinstance(draft.spec.architecture, MlpSpeculatorSpec):  # tied weights once
-        leave_out(copies_of(draft.spec.architecture), out)
     elif name == "p-eagle":  # the target's table, which loaders fill in
         leave_out({"embed_tokens.weight"}, out)
         name_target(out)

@@ -27,7 +27,7 @@ from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 
 STEPS = 60
-SIZES = {"num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce", "begin": "random"}
+SIZES = {"num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce"}
 MIDDLE: dict[str, Any] = SIZES | {"layers": (2, 5, 7)}  # of a target of 10 layers
 ENDS: dict[str, Any] = SIZES | {"layers": (0, 5, 10)}
 MARKOV: dict[str, Any] = MIDDLE | {"markov_rank": 32, "confidence": False}

@@ -89,11 +89,11 @@ SURFACE = {
         "--states-from",
         "--vllm-python",
         "--lora",
-        "--on-policy",
         "--set",
         "--resume",
         "--plan-vocab",
         "--dry-run",
+        "--dry-run-step",
         "--device-map",
         "--trust-remote-code",
         "--json",
@@ -160,7 +160,7 @@ SURFACE = {
         "--dry-run",
         "--json",
     ],
-    "prepare transplant": [
+    "vocab transplant": [
         "DONOR",
         "--tokenizer-of",
         "--out",
@@ -173,8 +173,7 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--trust-remote-code", "--json"],
-    "prepare prune-vocab": [
+    "vocab prune": [
         "DRAFT",
         "--data",
         "--size",

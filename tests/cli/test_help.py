@@ -39,7 +39,7 @@ def test_an_example_is_one_that_the_command_takes(name: str, draftkit: Command) 
     assert shown.endswith(f"Example:\n  {EXAMPLES[name]}\n")
 
 
-@pytest.mark.parametrize("group", [(), ("data",), ("prepare",)])
+@pytest.mark.parametrize("group", [(), ("data",), ("vocab",)])
 def test_a_list_of_commands_says_of_each_what_it_does_without_being_cut(
     group: tuple[str, ...], draftkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

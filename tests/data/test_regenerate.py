@@ -44,7 +44,6 @@ from draftkit.data.samples import Reason, RowCounts
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.client import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
-from draftkit.io.jsonl import dump_line
 from draftkit.loading import load_model
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
@@ -295,18 +294,6 @@ def test_an_answer_stays_that_to_its_own_row(tmp_path: Path) -> None:
         answer(path, Echo(), changed)
     assert "where: test, three" in str(caught.value)
     assert path.read_bytes() == before
-    found = [json.loads(line) for line in before.splitlines()]
-    path.write_bytes(b"".join(dump_line({k: v for k, v in line.items() if k != "row_sha256"}) for line in found))
-    assert answer(path, Echo(), changed).rows == 2  # an earlier release's
-
-
-def test_a_file_that_does_not_say_whose_it_is_goes_on_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "responses.jsonl"
-    answer(path, Echo(), ROWS[:3])
-    answer(path, Echo(), target_sha256="ab", end_ids=[1])
-    assert "does not say its target_sha256 and end_ids" in caplog.text
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner, Result
 
-from draftkit.cli.prepare import prune_vocab
+from draftkit.cli.vocab import prune
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import Sample, SamplesOrigin
@@ -356,7 +356,7 @@ def test_the_layout_of_transformers_would_lose_the_vocabulary(tmp_path: Path, ru
 
 def run(*arguments: object) -> Result:
     app = typer.Typer()
-    app.command()(prune_vocab)
+    app.command()(prune)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

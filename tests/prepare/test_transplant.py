@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from typer.testing import CliRunner, Result
 
 from draftkit import zoo
-from draftkit.cli.prepare import app
+from draftkit.cli.vocab import app
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.hub.local_paths import public_name
 from draftkit.hub.locate import Located

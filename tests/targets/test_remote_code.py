@@ -138,11 +138,6 @@ def test_a_class_that_comes_with_a_model_is_held_against_generate(
     assert len(list((tmp_path / "draftkit" / "architectures").iterdir())) == 2
 
 
-def test_candidates_run_no_code(draftkit: Command, modules: Path, own_model: Path, running_target: Path) -> None:
-    draftkit("prepare", "candidates", "--target", running_target, "--candidate", own_model)
-    assert not has_run(modules)
-
-
 def test_a_vocabulary_is_planned_without_code(
     draftkit: Command, modules: Path, own_model: Path, running_target: Path, rows: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,8 @@ from test_train import config, data, target, weights, whole  # noqa: F401
 from draftkit.data.sample_files import read_origin, read_samples, write_samples
 from draftkit.errors import DraftkitError
 from draftkit.train import setup
-from draftkit.train.run import check_run, train_draft
+from draftkit.train.dry_run import check_run
+from draftkit.train.run import train_draft
 
 torch.set_num_threads(1)
 

@@ -82,28 +82,20 @@ def test_the_loss_is_the_weighted_mean_over_all_rows(make: object, terms: dict[s
     assert_close(recipe(batch).loss, (each * weights).sum() / weights.sum(), depth=DEPTH)
 
 
-def test_drafts_weigh_by_their_effect_on_the_accepted_length_or_the_chance_to_be_reached(tmp_path: Path) -> None:
+def test_drafts_weigh_by_their_effect_on_the_accepted_length(tmp_path: Path) -> None:
     alpha = 0.4
-    recipes = {name: recipe_of(dflash(**{"dpace": None, name: alpha}), tmp_path) for name in ("dpace", "reached")}
-    batch = batch_of(recipes["dpace"])
+    recipe = recipe_of(dflash(dpace=alpha), tmp_path)
+    batch = batch_of(recipe)
     drafted = batch.drafted(K)
-    p, q = taught(batch), trained(recipes["dpace"], batch).detach().softmax(-1)
+    p, q = taught(batch), trained(recipe, batch).detach().softmax(-1)
     ce = losses("ce", p, q)
-    weights = {name: torch.zeros(drafted.shape) for name in recipes}
+    weights = torch.zeros(drafted.shape)
     for anchor in range(drafted.shape[1]):
         rows = int(drafted[:, anchor].sum())
         right = [(1 - alpha) * float(torch.exp(-ce[t, anchor])) + alpha for t in range(rows)]
         for t in range(rows):
-            weights["reached"][t, anchor] = math.prod(right[:t])
-            weights["dpace"][t, anchor] = sum(math.prod(right[: m + 1]) for m in range(t, rows))
-    for name, recipe in recipes.items():
-        assert_close(recipe(batch).loss, (ce * weights[name]).sum() / weights[name].sum(), depth=DEPTH)
-
-
-def test_drafts_weigh_by_one_of_them() -> None:
-    """D-PACE is DFlash's default: whoever asks for another way says so."""
-    with pytest.raises(DraftkitError, match=r"options.dpace and options.reached both.*\n.*options.dpace=none"):
-        DFlash.start(Origin(target()), DFlashOptions(mask_token_id=V - 1, reached=0.5))
+            weights[t, anchor] = sum(math.prod(right[: m + 1]) for m in range(t, rows))
+    assert_close(recipe(batch).loss, (ce * weights).sum() / weights.sum(), depth=DEPTH)
 
 
 def test_a_draft_of_another_kind_is_refused_by_its_name() -> None:
@@ -176,13 +168,6 @@ def test_dflash2_starts_where_its_dflash_ended(tmp_path: Path) -> None:
     assert again.spec.architecture.method == "dflash2"
     third = DFlash2.start(Origin(target(), again), options)
     torch.testing.assert_close(third.tensors(), second.tensors(), rtol=0, atol=0)
-
-
-def test_a_new_dflash2_begins_as_the_dflash_that_begins_alike() -> None:
-    options = {"mask_token_id": V - 1, "layers": (2, 5), "num_layers": 1, "begin": "target"}
-    first, second = DFlash.start(Origin(target()), DFlashOptions(**options)), fresh_dflash2(**options)  # type: ignore[arg-type]
-    theirs = first.tensors()
-    torch.testing.assert_close({name: second.tensors()[name] for name in theirs}, theirs, rtol=0, atol=0)
 
 
 def fresh_dflash2(**options: object) -> Recipe:

@@ -14,7 +14,7 @@ from fixtures.checkpoints import pico
 from fixtures.engines.draft_references import rotate
 from fixtures.precision import LAYER, assert_close
 from torch import Tensor
-from torch.nn.functional import cross_entropy, smooth_l1_loss
+from torch.nn.functional import smooth_l1_loss
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -43,7 +43,6 @@ from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 from draftkit.train.recipes.eagle import HASS, Eagle, EagleOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
-from draftkit.train.recipes.mlp_speculator import MlpSpeculator, MlpSpeculatorOptions
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 
 V, H = pico.VOCABULARY, pico.HIDDEN
@@ -195,11 +194,7 @@ def trained(recipe: Recipe, batch: TrainingBatch) -> Tensor:
         rows = recipe.draft.get_output_embeddings()(states)
         logits = torch.stack([rows.roll(-1 - t, 0) for t in range(K)])
         return logits * drafted[..., None]
-    if isinstance(recipe, MlpSpeculator):
-        (steps, positions, hidden), _ = recipe.rows(batch, drafted)
-        head = recipe.draft.head
-        found = torch.stack([head[min(t, len(head) - 1)](h) for t, h in zip(steps.tolist(), hidden, strict=True)])
-    elif isinstance(recipe, BlockRecipe):
+    if isinstance(recipe, BlockRecipe):
         steps, positions, output, latent, _ = recipe.rows(batch, drafted[0].nonzero()[:, 0], K)
         found = recipe.draft.logits(output)
         if recipe.draft.markov_head is not None:
@@ -301,10 +296,6 @@ RECIPES: dict[str, Make] = {
     "dspark, recurrent, fill-in": dspark(markov_type="rnn", slots="fill-in", block_size=K + 1, confidence=False),
     "dflash2": dflash2(),
     "dflash2, anchor-first, a sliding layer, warm": dflash2(slots="anchor-first", sliding_window=4, temperature=0.7),
-    "mlp-speculator": lambda _: started(MlpSpeculator, MlpSpeculatorOptions()),
-    "mlp-speculator, untied": lambda _: started(
-        MlpSpeculator, MlpSpeculatorOptions(num_heads=5, inner_size=24, tied=False, scale_input=False)
-    ),
     "draft-model": lambda _: started(DraftModel, LLAMA),
     "draft-model, window": lambda _: started(DraftModel, replace(LLAMA, sliding_window=4, sink_tokens=2)),
 }  # fmt: skip
@@ -405,27 +396,6 @@ def test_loss_of_eagle3(handling: str) -> None:
     assert_close(recipe(batch).loss, (factors / factors.sum()) @ steps, depth=DEPTH)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("tied", [True, False])
-def test_loss_of_mlp_speculator(stage: int, tied: bool) -> None:
-    recipe = started(MlpSpeculator, MlpSpeculatorOptions(stage=stage, tied=tied))  # type: ignore[arg-type]
-    batch = batch_of(recipe)
-    if stage == 1:  # nothing that the mask says matters
-        everything = batch._replace(loss_mask=batch.sample_ids >= 0)
-        expected = trained(recipe, everything)
-        assert torch.equal(everything.drafted(K), batch.complete(K))
-        batch, counted = batch._replace(loss_mask=torch.zeros_like(batch.loss_mask)), everything.drafted(K)
-    else:
-        expected, counted = trained(recipe, batch), batch.drafted(K)
-    losses = []
-    for t in range(K):
-        labels = batch.tokens[0].roll(-2 - t)
-        losses.append(cross_entropy(expected[t][counted[t]], labels[counted[t]]))
-    outcome = recipe(batch)
-    assert_close(outcome.loss, torch.stack(losses).sum(), depth=DEPTH)
-    same_gradients(recipe, outcome.loss, torch.stack(losses).sum())
-
-
 def test_loss_of_draft_model() -> None:
     recipe = started(DraftModel, LLAMA)
     batch = batch_of(recipe)
@@ -515,7 +485,7 @@ def test_noise_of_eagle(scale: str) -> None:
     assert torch.equal(quiet.train()(batch).loss, quiet.eval()(batch).loss)
 
 
-TRAINED = ["eagle", "hass", "eagle3", "mlp-speculator", "mlp-speculator, untied", "draft-model"]
+TRAINED = ["eagle", "hass", "eagle3", "draft-model"]
 
 
 @pytest.mark.slow
@@ -588,7 +558,6 @@ def test_hass_is_eagle(tmp_path: Path) -> None:
 KINDS: dict[str, tuple[type[Recipe], object]] = {
     "eagle": (Eagle, EagleOptions()),
     "eagle3": (Eagle3, Eagle3Options()),
-    "mlp-speculator": (MlpSpeculator, MlpSpeculatorOptions()),
     "draft-model": (DraftModel, LLAMA),
 }
 
@@ -601,17 +570,14 @@ def test_drafts_of_another_kind(name: str, other: str, tmp_path: Path) -> None:
         kind.start(Origin(target(), draft), options)
 
 
-@pytest.mark.parametrize("name", ["eagle", "mlp-speculator", "draft-model"])
+@pytest.mark.parametrize("name", ["eagle", "draft-model"])
 def test_a_draft_vocabulary_where_none_can_be(name: str) -> None:
     kind, options = KINDS[name]
     with pytest.raises(DraftkitError, match="a draft vocabulary"):
         kind.start(Origin(target(), d2t_ids=vocabulary()), options)
 
 
-def test_more_drafts_than_heads_or_window(tmp_path: Path) -> None:
-    recipe = RECIPES["mlp-speculator"](tmp_path)
-    with pytest.raises(DraftkitError, match=r"chains of 5 drafts\n.*at most 4, one a head"):
-        recipe.chains(batch_of(recipe), 5)
+def test_more_drafts_than_the_window(tmp_path: Path) -> None:
     recipe = RECIPES["eagle3, window"](tmp_path)
     with pytest.raises(DraftkitError, match=r"chains of 5 drafts\n.*at most 4, the draft's window"):
         recipe.chains(batch_of(recipe), 5)

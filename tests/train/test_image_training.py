@@ -3,6 +3,7 @@ accepts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +23,18 @@ from draftkit.data.states.workers import command_of
 from draftkit.data.states.write import StatesSettings, TargetExtractor, open_states_job
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
-from draftkit.loading import open_target
+from draftkit.loading import load_drafter, open_target
+from draftkit.requests import Request
+from draftkit.results.statistics import length_over_prompts
+from draftkit.runtime.engine import Engine
+from draftkit.targets.media import of_length
 from draftkit.targets.rope import left_out_of_drafts
 from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
-from draftkit.train.settings import OnPolicy, Optimization, StreamSettings, Validation
+from draftkit.train.settings import Optimization, StreamSettings, Validation
+from draftkit.train.setup import read_split
 from draftkit.train.tuner import DraftTuner
 
 torch.set_num_threads(1)
@@ -60,6 +67,27 @@ def states_folder(target: Path, data: Path, out: Path) -> Path:
     return out
 
 
+def decoded_length(draft: Path | None, target: Path, data: Path, numbers: Iterable[int], k: int) -> float:
+    """The acceptance length with which draftkit's engine decodes the answers of some samples again."""
+    assert draft is not None
+    opened, samples = open_target(str(target)).with_images(), open_samples(data)
+    chosen = [samples[number] for number in numbers]
+    media = SampleMedia(data, opened)(chosen)
+    requests = [
+        Request(s.id, tuple(s.tokens[:begin].tolist()), end - begin, media=of_length(media[number], begin))
+        for number, s in enumerate(chosen)
+        for begin, end in s.spans
+    ]
+    model = opened.load(device="cpu", dtype=torch.float32)
+    drafter = load_drafter(read_draft(draft), model)
+    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=4)
+    rounds = [
+        (sum(min(r.accepted, g.length - r.position) for r in g.rounds), len(g.rounds))
+        for g in engine.generate(requests)
+    ]
+    return length_over_prompts(rounds).mean
+
+
 @pytest.mark.slow
 def test_stored_states_are_those_of_the_whole_target(target: Path, data: Path, tmp_path: Path) -> None:
     folder, samples = states_folder(target, data, tmp_path / "states"), open_samples(data)
@@ -80,14 +108,15 @@ def test_stored_states_are_those_of_the_whole_target(target: Path, data: Path, t
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["eagle3", "dflash"])
 def test_a_run_with_images(recipe: str, target: Path, data: Path, tmp_path: Path) -> None:
-    """With the target in this process, which decodes too, and from its stored states: to the same metrics."""
-    here = config(target, data, tmp_path / "run", recipe, validation=Validation(share=0.5, k=2, decode=3))
-    online = train_draft(here).metrics
+    """With the target in this process and from its stored states: to the same metrics, which are those of decoding."""
+    here = config(target, data, tmp_path / "run", recipe, validation=Validation(share=0.5, k=2))
+    trained = train_draft(here)
+    online = trained.metrics
     assert online["eval_acceptance_length_documents"] == 3
-    assert online["eval_decoded_acceptance_length"] == online["eval_acceptance_length"]
+    _, _, judges = read_split(here)
+    assert decoded_length(trained.draft, target, data, judges, 2) == online["eval_acceptance_length"]
     states = str(states_folder(target, data, tmp_path / "states"))
-    validation = Validation(share=0.5, k=2)
-    stored = train_draft(replace(here, out=str(tmp_path / "stored"), states=states, validation=validation)).metrics
+    stored = train_draft(replace(here, out=str(tmp_path / "stored"), states=states)).metrics
     assert stored["eval_loss"] == pytest.approx(online["eval_loss"], rel=1e-3)
     assert stored["eval_acceptance_length"] == online["eval_acceptance_length"]
 
@@ -141,11 +170,12 @@ def test_a_draft_trained_on_images_accepts_more_there(recipe: str, target: Path,
         settings = config(
             target, files[name], tmp_path / "runs" / name, recipe,
             optimization=Optimization(lr=3e-3, max_steps=50),
-            validation=Validation(samples=str(files["judges"]), k=3, decode=64),
+            validation=Validation(samples=str(files["judges"]), k=3),
         )  # fmt: skip
-        metrics = train_draft(settings).metrics
-        assert metrics["eval_decoded_acceptance_length"] == metrics["eval_acceptance_length"]
-        lengths[name] = metrics
+        trained = train_draft(settings)
+        decoded = decoded_length(trained.draft, target, files["judges"], range(64), 3)
+        assert decoded == trained.metrics["eval_acceptance_length"]
+        lengths[name] = trained.metrics
     assert lengths["images"]["eval_acceptance_length_low"] > lengths["text"]["eval_acceptance_length_high"]
 
 
@@ -199,13 +229,9 @@ def test_targets_that_read_text_alone(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_done_with_images_is_refused_by_name(target: Path, data: Path, tmp_path: Path) -> None:
-    refused = {
-        "rows of images are not streamed": {"stream": StreamSettings(folder=str(tmp_path / "stream"))},
-        "on_policy.rounds=decoded": {"on_policy": OnPolicy(rounds="decoded")},
-    }
-    for what, changes in refused.items():
-        with pytest.raises(DraftkitError, match=what):
-            train_draft(config(target, data, tmp_path / "run", **changes))
+    streamed = config(target, data, tmp_path / "run", stream=StreamSettings(folder=str(tmp_path / "stream")))
+    with pytest.raises(DraftkitError, match="images are not trained on with --states-from vllm"):
+        train_draft(streamed)
     draft = train_draft(config(target, data, tmp_path / "run", validation=Validation(share=0.0))).draft
     assert draft is not None
     tuner = DraftTuner(draft, str(target), device="cpu")

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from draftkit.layout.spec import DraftSpec
 from draftkit.train import optimizers
 from draftkit.train.config import TrainConfig
-from draftkit.train.optimizers import Muon, MuonAndAdamW, is_matrix, kept_numbers, optimizer_of, orthogonal
+from draftkit.train.optimizers import Muon, MuonAndAdamW, is_matrix, optimizer_of, orthogonal
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
@@ -98,9 +98,6 @@ def test_goes_on_with_its_state(recipe: Eagle3) -> None:
     run(trained(other), [whole], range(2, 4))
     for one, two in zip(trained(recipe), trained(other), strict=True):
         assert torch.equal(one, two)
-    kept = sum(tensor.numel() for state in second.state.values() for tensor in state.values() if tensor.ndim)
-    config = TrainConfig(recipe="eagle3", target="", data="", out="")
-    assert kept == kept_numbers(recipe.parameters(), config, recipe.spec)
 
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -109,7 +106,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dspark": {"layers": (1, 3), "mask_token_id": 5, "markov_rank": 8},
     "dflash2": {"layers": (1, 3), "mask_token_id": 5, "selector_rank": 8},
     "p-eagle": {"layers": (1, 3, 5), "mask_token_id": 5},
-    "mlp-speculator": {"inner_size": 48},
     "draft-model": {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4},
 }
 TABLES = ("embed", "emb.", "lm_head", "head.", "markov_w", "codebook")

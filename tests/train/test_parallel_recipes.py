@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from fixtures.checkpoints import pico
-from fixtures.engines.draft_references import K, p_eagle_reference, pard2_reference, pard_reference
+from fixtures.engines.draft_references import K, p_eagle_reference, pard_reference
 from fixtures.engines.drafter_cases import llama_draft
 from fixtures.precision import LAYER, assert_close
 from fixtures.training.samples import samples
@@ -36,10 +36,9 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
-from draftkit.runtime.drafters.causal_lm import Pard2Drafter
+from draftkit.runtime.drafters.causal_lm import PardDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.targets.attention import Sight
-from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.attention import attend_masked, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch
@@ -89,10 +88,6 @@ def pard(draft: Draft, **options: object) -> Pard:
     origin = Origin(target(), draft)
     torch.manual_seed(0)
     return Pard.start(origin, PardOptions(**({"steps": K, "mask_token_id": MASK} | options)))
-
-
-def pard2(draft: Draft, **options: object) -> Pard:
-    return pard(draft, feature_layers=(-1, 5, -8), feature_scale=0.3, **options)
 
 
 def packed(recipe: Recipe) -> TrainingBatch:
@@ -162,12 +157,8 @@ def test_p_eagle_rows_equal_serving(drop: ConditionalDrop, parts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train_prompt", [False, True])
-@pytest.mark.parametrize("kind", [pard, pard2])
-def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: bool) -> None:
-    recipe = kind(causal_lm, train_prompt=train_prompt)
-    with torch.no_grad():
-        if recipe.features is not None:
-            recipe.draft.get_submodule("target_proj").weight.normal_(std=0.2)
+def test_pard_rows_equal_serving(causal_lm: Draft, train_prompt: bool) -> None:
+    recipe = pard(causal_lm, train_prompt=train_prompt)
     weights = recipe.tensors()
     batch = packed(recipe)
     possible = batch.complete(K) if train_prompt else batch.drafted(K)
@@ -175,20 +166,15 @@ def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: boo
     assert len(found) == possible.sum() > 20
     expected = []
     for row in found:
-        tokens, features = sample(batch, row.sample)
+        tokens, _ = sample(batch, row.sample)
         known = tokens[: row.place + 1]
-        logits = (
-            pard_reference(weights, MASK, known, known)
-            if features is None
-            else pard2_reference(weights, MASK, 0.3, known, features[: row.place])
-        )
-        expected.append(logits[row.depth])
+        expected.append(pard_reference(weights, MASK, known, known)[row.depth])
     assert_same([row.logits for row in found], expected)
 
 
 @pytest.mark.parametrize("number", range(2))
 def test_packed_samples_are_as_alone(causal_lm: Draft, number: int) -> None:
-    for recipe in (p_eagle(), pard2(causal_lm)):
+    for recipe in (p_eagle(), pard(causal_lm)):
         together = packed(recipe)
         own = together.sample_ids[0] == number
         alone = TrainingBatch(*(None if values is None else values[:, own] for values in together))
@@ -356,37 +342,24 @@ def test_a_loss_is_a_mean_over_all_rows_that_draft(reached: float | None) -> Non
 
 
 @pytest.mark.parametrize("loss", ["ce", "0.1*ce + kl"])
-@pytest.mark.parametrize("confidence", [False, True])
-def test_pard_weighs_rows_by_the_targets_confidence(causal_lm: Draft, loss: str, confidence: bool) -> None:
-    recipe = pard(causal_lm, drop=ALL, loss=loss, confidence=confidence, train_prompt=False)
+def test_the_loss_of_pard_is_a_mean_over_all_rows(causal_lm: Draft, loss: str) -> None:
+    recipe = pard(causal_lm, drop=ALL, loss=loss, train_prompt=False)
     batch = packed(recipe)
     law = target().lm_head(batch.last[0]).log_softmax(-1)
     offset = [sum(size for size, _ in SAMPLES[:n]) for n in range(len(SAMPLES))]
-    total = weights = torch.tensor(0.0)
+    values = []
     for row in drafted(recipe, batch, batch.drafted(K).roll(1, -1)):
         anchor = offset[row.sample] + row.place
-        believed = [law[j, batch.tokens[0, j + 1]].exp() for j in range(anchor, anchor + row.depth)]
-        weight = torch.stack([torch.tensor(1.0), *believed]).prod() if confidence else torch.tensor(1.0)
         q, p = row.logits.log_softmax(-1), law[anchor + row.depth]
         value = -q[batch.tokens[0, anchor + row.depth + 1]]
         if loss != "ce":
             value = 0.1 * value + (p.exp() * (p - q)).sum()
-        total, weights = total + weight * value, weights + weight
-    assert_close(recipe(batch).loss, total / weights, depth=DEPTH)
-
-
-def test_pard_2_without_features_is_pard(causal_lm: Draft) -> None:
-    dropped, plain = pard2(causal_lm, feature_dropout=1.0), pard(causal_lm)
-    batch = packed(dropped)
-    loss, _, found = gradients(dropped, batch)
-    assert_close(loss, gradients(plain, packed(plain))[0], depth=DEPTH)
-    assert not found["target_proj.weight"].any()
-    kept = pard2(causal_lm, feature_dropout=0.0)
-    assert gradients(kept, batch)[2]["target_proj.weight"].any()
+        values.append(value)
+    assert_close(recipe(batch).loss, torch.stack(values).mean(), depth=DEPTH)
 
 
 def test_half_precision(causal_lm: Draft) -> None:
-    for recipe in (p_eagle(partitions=2), pard2(causal_lm, loss="kl")):
+    for recipe in (p_eagle(partitions=2), pard(causal_lm, loss="kl")):
         batch = packed(recipe)
         loss, _, expected = gradients(recipe, batch)
         with torch.autocast("cpu", torch.bfloat16):
@@ -397,7 +370,7 @@ def test_half_precision(causal_lm: Draft) -> None:
 
 
 def test_the_random_state_decides(causal_lm: Draft) -> None:
-    for recipe in (p_eagle(), pard2(causal_lm, feature_dropout=0.5)):
+    for recipe in (p_eagle(), pard(causal_lm)):
         batch = packed(recipe)
         state = torch.get_rng_state()
         losses = [recipe(batch).loss.item() for _ in range(2)]
@@ -406,13 +379,9 @@ def test_the_random_state_decides(causal_lm: Draft) -> None:
         assert losses == [recipe(batch).loss.item() for _ in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "pard", "pard-2"])
+@pytest.mark.parametrize("kind", ["p-eagle", "pard"])
 def test_training_lowers_the_loss(causal_lm: Draft, kind: str) -> None:
-    recipe: PEagle | Pard
-    if kind == "p-eagle":
-        recipe = p_eagle()
-    else:
-        recipe = pard(causal_lm) if kind == "pard" else pard2(causal_lm, loss="0.1*ce + kl", confidence=True)
+    recipe = p_eagle() if kind == "p-eagle" else pard(causal_lm)
     batch = packed(recipe)
     recipe.train()
     optimiser = torch.optim.Adam([p for p in recipe.parameters() if p.requires_grad], lr=3e-3)
@@ -447,7 +416,7 @@ def without_dtype(spec: DraftSpec) -> DraftSpec:
 
 
 def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> None:
-    for index, recipe in enumerate((p_eagle(), pard(causal_lm), pard2(causal_lm))):
+    for index, recipe in enumerate((p_eagle(), pard(causal_lm))):
         folder = tmp_path / str(index)
         save_draft(folder, recipe.spec, recipe.tensors(), target="target")
         draft = read_draft(folder)
@@ -459,15 +428,13 @@ def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> 
     model = pico.llama(rms_norm_eps=1e-5)
     model.set_attn_implementation("draftkit")
     drafter = load_drafter(draft, model)
-    assert isinstance(drafter, Pard2Drafter)
-    assert drafter.aux_layers == recipe.aux_layers
-    assert drafter.aux_layers.states == (FINAL, 5, 1)
+    assert isinstance(drafter, PardDrafter)
 
 
 BLOCK = {"block_size": 4, "max_anchors": 4}
 RESUMED: dict[str, dict[str, object]] = {
     "p-eagle": {"options": {"steps": 3, "num_layers": 1, "partitions": 2}},
-    "pard-2": {"options": {"steps": 3, "feature_layers": [-1, 5], "feature_dropout": 0.5}},
+    "pard": {"options": {"steps": 3}},
     "dspark": {"options": BLOCK | {"markov_rank": 8}, "lora": {"r": 2, "dropout": 0.5}},
     "dflash2": {"options": BLOCK | {"selector_rank": 8}},
     "dflash2, LoRA": {"options": BLOCK | {"selector_rank": 8}, "lora": {"r": 2, "dropout": 0.5}},
@@ -478,15 +445,14 @@ RESUMED: dict[str, dict[str, object]] = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, name: str) -> None:
-    """The chains that are dropped, the samples without features, the anchors of blocks and what adapters leave out are
-    the same after a resume."""
+    """The chains that are dropped, the anchors of blocks and what adapters leave out are the same after a resume."""
     kind = name.removesuffix(", LoRA")
     source = pico.save_tokenizer(pico.save_llama(tmp_path / "target", rms_norm_eps=1e-5))
     write_samples(tmp_path / "data.jsonl", samples(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
     given = {
-        "recipe": kind.removesuffix("-2"), "target": str(source), "data": str(tmp_path / "data.jsonl"),
+        "recipe": kind, "target": str(source), "data": str(tmp_path / "data.jsonl"),
         "tokens_per_row": 96, "optimization": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
-        "draft": str(causal_lm.path) if kind == "pard-2" else "", **RESUMED[name],
+        "draft": str(causal_lm.path) if kind == "pard" else "", **RESUMED[name],
     }  # fmt: skip
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     train_draft(read_config(None, [], given | {"out": str(whole)}))
@@ -555,7 +521,7 @@ def test_a_parallel_draft_made_of_eagle3_begins_as_it(
 
 
 def test_chains_do_not_depend_on_how_many_run_at_once(causal_lm: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
-    for recipe in (p_eagle(), pard2(causal_lm)):
+    for recipe in (p_eagle(), pard(causal_lm)):
         batch = packed(recipe)
         whole = recipe.chains(batch, K)
         monkeypatch.setattr("draftkit.train.parallel.ROWS_AT_ONCE", 16)
@@ -600,8 +566,7 @@ def test_p_eagle_refuses(options: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": 0}, "steps: 0"), ({"mask_token_id": -1}, "mask_token_id: -1"), ({"feature_dropout": 2.0}, "dropout: 2"),
-     ({"feature_layers": (9,)}, r"states \[9\]"), ({"loss": ""}, "loss ''")],
+    [({"steps": 0}, "steps: 0"), ({"mask_token_id": -1}, "mask_token_id: -1"), ({"loss": ""}, "loss ''")],
 )  # fmt: skip
 def test_pard_refuses(causal_lm: Draft, options: dict[str, object], message: str) -> None:
     with pytest.raises(DraftkitError, match=message):

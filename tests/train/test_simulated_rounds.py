@@ -26,7 +26,7 @@ from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.validation import simulate_rounds
 
-DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]
+DRAFTS = ["eagle", "eagle3", "draft-model"]
 BLOCKS = ["dflash", "dspark", "dflash2"]
 TARGET = "zoo:target"
 K = 4

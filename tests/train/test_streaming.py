@@ -50,7 +50,8 @@ from draftkit.loading import open_target
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train import streaming
 from draftkit.train.config import TrainConfig, read_config
-from draftkit.train.run import Trained, check_run, train_draft
+from draftkit.train.dry_run import check_run
+from draftkit.train.run import Trained, train_draft
 from draftkit.train.streaming import open_stream, stream_manifest
 
 FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"

@@ -168,11 +168,6 @@ def encoder_decoder(target: Path, data: Path, folder: Path) -> list[object]:
     return []
 
 
-def decoding(target: Path, data: Path, folder: Path) -> list[object]:
-    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING["falcon"]().to_dict()))
-    return ["--set", "validation.decode=2"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
@@ -184,7 +179,6 @@ def decoding(target: Path, data: Path, folder: Path) -> list[object]:
         (other_draft, "the draft is of the kind eagle"),
         (unknown_architecture, "a newer release of transformers"),
         (encoder_decoder, "t5 is an encoder-decoder"),
-        (decoding, "leave out validation.decode"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_does(

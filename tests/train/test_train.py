@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from conftest import Command
 from fixtures.checkpoints import pico
 from fixtures.fuzzing.killed import killed_at_rename, train_until_killed
 from fixtures.training.samples import samples
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from peft import PeftModel
+from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, TrainerState
 
@@ -32,13 +31,11 @@ from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.layout.provenance import trained_tokens
-from draftkit.layout.target import ADAPTER_PREFIX
 from draftkit.loading import load_drafter, load_model
-from draftkit.train import lora, setup
+from draftkit.train import setup
 from draftkit.train.checkpoint import newest_checkpoint
 from draftkit.train.config import read_config
 from draftkit.train.run import train_draft
-from draftkit.train.settings import LoraSettings
 from draftkit.train.setup import _check_output
 from draftkit.train.trainer import WholeState
 
@@ -245,20 +242,6 @@ def test_an_adapter_is_one_of_peft(lora: str, target: Path, data: Path, tmp_path
     assert changed
 
 
-def test_an_adapter_without_prefix_is_gone_on_with() -> None:
-    """As earlier releases wrote it."""
-    draft = pico.llama().requires_grad_(True)
-    lora.add_adapters(draft, LoraSettings(r=2), base=None, parallel=False)
-    with tempfile.TemporaryDirectory() as folder:
-        lora.save_adapter(draft, Path(folder) / "adapter")
-        file = Path(folder) / "adapter" / lora.WEIGHTS_FILE
-        saved = {name.removeprefix(ADAPTER_PREFIX): tensor + 1 for name, tensor in load_file(file).items()}
-        save_file(saved, file)
-        lora.load_adapter(draft, file.parent)
-    state = get_peft_model_state_dict(draft, adapter_name=lora.ADAPTER)
-    assert_same(state, saved)
-
-
 class Killed(BaseException):
     """As a kill would end it: nothing is cleaned up."""
 
@@ -417,7 +400,7 @@ def test_a_full_disk_keeps_the_checkpoints_before(
 ) -> None:
     """The system refuses to write as much as `optimizer.pt` needs, and more than the draft."""
     out = tmp_path / "run"
-    assert draftkit("train", *settings(target, data, out, **{"optimisation.max_steps": 2, "save_every": 2})).code == 0
+    assert draftkit("train", *settings(target, data, out, **{"optimization.max_steps": 2, "save_every": 2})).code == 0
     shutil.rmtree(out / "draft")
     size = (out / "checkpoint-2" / "model.safetensors").stat().st_size
     assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > 1.6 * size

@@ -13,7 +13,7 @@ from conftest import Command
 from fixtures.checkpoints import pico
 
 from draftkit.errors import DraftkitError
-from draftkit.train.config import OLD_NAMES, read_config
+from draftkit.train.config import read_config
 from draftkit.train.recipes import recipe_names
 from draftkit.train.recipes.causal_lm_draft_model import DraftModelOptions, draft_model_spec, fresh_draft_model
 from draftkit.train.recipes.recipe import Origin
@@ -32,16 +32,15 @@ def numbers(settings: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_number_is_checked_before_anything_is_loaded(recipe: str) -> None:
-    """Below zero no setting but a scale means anything, and so large a number none at all."""
+    """Below zero no setting means anything, and so large a number none at all."""
     flags = FLAGS | {"recipe": recipe}
     settings = yaml.safe_load(read_config(None, ["lora={}"], flags).to_yaml())
     found = list(numbers(settings))
     assert len(found) > 20
     for path in found:
         for wrong in ("-3", ".inf", ".nan", "many", "[1]"):
-            if path != ("options", "feature_scale") or wrong != "-3":
-                with pytest.raises(DraftkitError, match=str(path[-1])):
-                    read_config(None, ["lora={}", f"{'.'.join(path)}={wrong}"], flags)
+            with pytest.raises(DraftkitError, match=str(path[-1])):
+                read_config(None, ["lora={}", f"{'.'.join(path)}={wrong}"], flags)
 
 
 def test_a_settings_file_that_is_none(tmp_path: Path, draftkit: Command) -> None:
@@ -55,30 +54,6 @@ def test_a_settings_file_that_is_none(tmp_path: Path, draftkit: Command) -> None
         assert refused.code == 1
         assert "configuration" in refused.err
     assert draftkit("train", "--config", tmp_path, "--dry-run").code == 1
-
-
-def test_old_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    reduction = "options.reduction={%s: false, decay: 0.5}"
-    now = ["optimization.recompute=true", reduction % "normalized", "validation.samples=held-out.jsonl"]
-    before = ["optimisation.checkpointing=true", reduction % "normalised", "validation.documents=held-out.jsonl"]
-    current = read_config(None, now, FLAGS)
-    assert not caplog.text
-    assert read_config(None, before, FLAGS) == current
-    assert (current.optimization.recompute, current.validation.samples) == (True, "held-out.jsonl")
-    for old, new in OLD_NAMES.items():
-        assert f"setting {old} is called {new} now" in caplog.text
-
-
-def test_an_old_name_elsewhere_is_unknown() -> None:
-    with pytest.raises(DraftkitError, match="documents"):
-        read_config(None, ["documents=held-out.jsonl"], FLAGS)
-
-
-def test_a_setting_under_both_names_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("optimisation: {lr: 1e-3}\noptimization: {clip: 1.0}\n")
-    with pytest.raises(DraftkitError, match="optimization is given twice, as optimisation too"):
-        read_config(file, [], FLAGS)
 
 
 def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:

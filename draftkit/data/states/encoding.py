@@ -1,18 +1,16 @@
-"""How hidden states are stored, as they are or in 8 bits with scales, and what they cost.
+"""How hidden states are stored, as they are or in 8 bits with scales, and what they take.
 
-`costs_of_states` compares the ways to have the target's states for a run: compute them online, store, or stream.
 Shapes: [T, ..., H] states of the T tokens of a sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftkit.data.states import ENCODINGS, Encoding
+from draftkit.data.states import Encoding
 
 DTYPES: dict[Encoding, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -70,75 +68,7 @@ def channel_bytes(size: int, encoding: Encoding) -> int:
     return torch.float32.itemsize * size * (encoding in BY_CHANNEL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceCost:
-    """What one source of states takes: `bytes` on the disk at most, `seconds` that the target computes, in all and for
-    a sample."""
-
-    bytes: int
-    seconds: float
-    sample_bytes: int
-    sample_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatesCosts:
-    """What the states of `samples` with `tokens` take, of which a run reads each `passes` times.
-
-    `online`: the target in the run's process, for every pass. `store`: once, for all of them. `stream`: a worker beside
-    the run, for every pass; of its bytes no more than those of the rows that wait. `encodings`: what storing takes in
-    others. `estimate`: what the seconds are from.
-    """
-
-    samples: int
-    tokens: int
-    passes: float
-    encoding: Encoding
-    online: SourceCost
-    store: SourceCost
-    stream: SourceCost
-    encodings: dict[str, int]
-    estimate: str
-
-
-def costs_of_states(
-    *,
-    samples: int,
-    tokens: int,
-    states: int,
-    size: int,
-    encoding: Encoding,
-    passes: float,
-    waiting_tokens: int,
-    token_seconds: float,
-    estimate: str,
-) -> StatesCosts:
-    """The costs for `states` vectors of `size` numbers a token. `waiting_tokens`: those of the rows that a stream
-    holds; `token_seconds`: what the target takes."""
-
-    def stored(tokens: float, samples: float, encoding: Encoding) -> int:
-        offsets = torch.int64.itemsize * samples
-        return round(
-            states * (tokens * vector_bytes(size, encoding) + samples * channel_bytes(size, encoding)) + offsets
-        )
-
-    mean = tokens / samples
-    once = tokens * token_seconds
-    waiting = min(waiting_tokens, tokens)
-    whole, part = stored(tokens, samples, encoding), stored(waiting, waiting / mean, encoding)
-
-    def cost(bytes: int, seconds: float, held: int) -> SourceCost:
-        return SourceCost(bytes=bytes, seconds=seconds, sample_bytes=held, sample_seconds=seconds / samples)
-
-    each = stored(mean, 1, encoding)
-    return StatesCosts(
-        samples=samples,
-        tokens=tokens,
-        passes=passes,
-        encoding=encoding,
-        online=cost(0, once * passes, 0),
-        store=cost(whole, once, each),
-        stream=cost(part, once * passes, each),
-        encodings={other: stored(tokens, samples, other) for other in ENCODINGS},
-        estimate=estimate,
-    )
+def states_bytes(samples: int, tokens: int, *, states: int, size: int, encoding: Encoding) -> int:
+    """What `states` vectors of `size` numbers a token take on a disk, for all tokens of the samples."""
+    values = tokens * vector_bytes(size, encoding) + samples * channel_bytes(size, encoding)
+    return states * values + samples * torch.int64.itemsize

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from draftkit.data.packing import pack, row_tensors
 from draftkit.data.sample_files import open_samples, samples_sha256
 from draftkit.data.sample_media import MediaOfSamples, SampleMedia, no_media
 from draftkit.data.samples import Sample
-from draftkit.data.states import WAITING_ROWS, Encoding
-from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
+from draftkit.data.states import ENCODINGS, Encoding
+from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, encode
 from draftkit.data.states.folder import StatesFolder, folder_at
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
@@ -313,7 +313,7 @@ class StatesSettings:
 
     def __post_init__(self) -> None:
         require_setting(0 <= self.part.number < self.part.of, "shard", str(self.part), "I/N, with I from 0 to N - 1")
-        require_setting(self.encoding in get_args(Encoding), "encoding", self.encoding, ", ".join(get_args(Encoding)))
+        require_setting(self.encoding in ENCODINGS, "encoding", self.encoding, ", ".join(ENCODINGS))
         require_count("shard_tokens", self.shard_tokens)
         require_count("tensor_parallel", self.tensor_parallel)
         if self.tokens_per_row is not None:
@@ -337,27 +337,8 @@ class StateJob:
     manifest: Manifest
     samples: Sequence[Sample]
     extractor: Extractor
-    row_tokens: int
     scratch_bytes: int
     part: Part
-
-    def costs(self) -> StatesCosts:
-        """What the states of all samples take from each source of states, for a run that reads each sample once.
-
-        The time is from the plan's, 0 where all states are there.
-        """
-        manifest = self.manifest
-        return costs_of_states(
-            samples=len(self.samples),
-            tokens=manifest.num_tokens,
-            states=manifest.num_states,
-            size=manifest.hidden_size,
-            encoding=manifest.encoding,
-            passes=1.0,
-            waiting_tokens=(WAITING_ROWS + 1) * self.row_tokens,
-            token_seconds=self.plan.seconds / max(self.plan.tokens, 1),
-            estimate=f"from {self.plan.probe_tokens:,} tokens",
-        )
 
     def write(
         self, on_tokens: Callable[[int], None] = lambda _: None, alive: Callable[[], bool] = lambda: True
@@ -394,7 +375,7 @@ def open_states_job(data: Path, out: Path | str, settings: StatesSettings) -> It
         with _extractor(settings, target, manifest, samples, media, out) as extractor:
             cost = plan(folder, manifest, samples, extractor, row_tokens, settings.part)
             scratch = _scratch_bytes(settings, manifest)
-            yield StateJob(folder, cost, manifest, samples, extractor, row_tokens, scratch, settings.part)
+            yield StateJob(folder, cost, manifest, samples, extractor, scratch, settings.part)
 
 
 def _manifest(settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample]) -> Manifest:

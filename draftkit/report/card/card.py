@@ -47,7 +47,6 @@ from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
 from draftkit.runtime.tree_kinds import read_tree
-from draftkit.train.config import by_current_names
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 CONVENTION = (
@@ -296,7 +295,7 @@ def _read_settings(folder: Path) -> dict[str, object]:
         settings = read_yaml_file(folder / TRAIN_FILE)
     except DraftkitError:
         return {}
-    return by_current_names(settings) if isinstance(settings, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _limitations(given: CardInput) -> list[str]:

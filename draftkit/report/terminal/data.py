@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from draftkit.finding import SEVERITIES
 from draftkit.report.terminal.screen import columns, labelled, named_table, severity
 from draftkit.results.metrics import length
 from draftkit.train.adapt import Adaptation
+from draftkit.train.dry_run import PARAMETER_BYTES, RunSize, StepSize
 
 
 def show_report(console: Console, report: Mapping[str, Any], out: object = None) -> None:
@@ -67,49 +68,20 @@ def states_plan(plan: Mapping[str, Any]) -> str:
     return f"{counts.format(**plan)}{sizes}; {time}"
 
 
-def costs_table(costs: Mapping[str, Any]) -> Table:
-    """A table of what the target's states take from each source of states."""
-    encodings = ", ".join(f"{name} {_size(size)}" for name, size in costs["encodings"].items())
-    table = named_table(
-        "states", "on disk", "a sample", "the target computes", "a sample",
-        title="{samples:,} samples, {tokens:,} tokens, each read {passes:.2g} times".format(**costs),
-        caption=f"stored: {encodings}; times {costs['estimate']}",
-    )  # fmt: skip
-    names = {
-        "online": "online, in the run's process",
-        "store": f"stored first, in {costs['encoding']}",
-        "stream": "streamed, beside the run (at most)",
-    }
-    for way, name in names.items():
-        cost = costs[way]
-        times = (_time(cost["seconds"]), f"{cost['sample_seconds']:.3g} s")
-        disk = (_size(cost["bytes"]), _size(cost["sample_bytes"])) if cost["bytes"] else ("none", "none")
-        table.add_row(name, *disk, *times)
-    return table
+def run_size(size: RunSize) -> Iterator[str]:
+    """Lines on what a run takes of the disk and of devices."""
+    yield f"samples: {size.samples:,}, {size.tokens:,} tokens; {_size(size.sample_bytes)} on disk"
+    yield f"states of the target: {_size(size.states_bytes)} on disk if they are stored in {size.encoding}"
+    shared = f", {_size(size.trained_bytes // size.ranks)} on each of {size.ranks} that share them by FSDP"
+    each = f"{size.trained:,} of {PARAMETER_BYTES} bytes (weight, gradient, optimizer)"
+    yield f"trained parameters: {each}: {_size(size.trained_bytes)} on a device{shared if size.ranks > 1 else ''}"
 
 
-PARTS = {
-    "target": "target", "draft": "draft", "gradients": "its gradients", "optimizer": "its optimizer",
-    "states": "states of a row", "logits": "logits", "activations": "activations",
-    "target_activations": "the target's, for a moment",
-}  # fmt: skip
-
-
-def memory_table(devices: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of what training takes of each of so many devices, where the draft is sharded among them."""
-    table = named_table(
-        "memory of a device", *(f"of {device['ranks']}" for device in devices),
-        title="a row of tokens_per_row, all of them drafted",
-        caption="several: the draft sharded by accelerate launch --use_fsdp; unsharded, each as of 1",
-    )  # fmt: skip
-    for part, name in PARTS.items():
-        table.add_row(name, *(_size(device[part]) for device in devices))
-    table.add_row("together", *(_size(sum(device[part] for part in PARTS)) for device in devices))
-    return table
-
-
-def _time(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds))) if seconds >= 10 else f"{seconds:.2g} s"
+def step_size(size: StepSize) -> str:
+    """A line on what a step took."""
+    of = "GPU memory allocated" if size.device == "cuda" else "memory resident"
+    pace = f"{size.tokens / size.seconds:,.0f} tokens/s"
+    return f"a step on {size.tokens:,} tokens: {_size(size.peak_bytes)} of {of} at most, {pace}"
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Transplants and candidates as terminal tables."""
+"""Transplants and vocabularies of drafts as terminal tables."""
 
 from __future__ import annotations
 
@@ -38,34 +38,6 @@ def show_transplant(console: Console, result: Mapping[str, Any]) -> None:
         console.print(f"{pair['target']} ← {pair['donor']}")
     if beyond := result["tokens_without_a_row"]:
         console.print(f"{len(beyond):,} tokens have no row in the target, and none here: {', '.join(beyond[:5])}")
-
-
-def survey_table(result: Mapping[str, Any]) -> Table:
-    """One row for each candidate."""
-    table = named_table(
-        "model", "parameters", "tokenizer", "overlap", "cost", "K", "speed-up", "next",
-        title=f"drafts for {result['target']} ({_count(result['parameters'])} parameters)",
-        caption=f"speed-up AL / (1 + cost·K) at the best K, if {result['acceptance']:.0%} of the drafts are accepted: "
-        "a bound for small batches; cost: weights read for a token over those of the target",
-    )  # fmt: skip
-    for column in (1, 3, 4, 5, 6):
-        table.columns[column].justify = "right"
-    for found in result["candidates"]:
-        table.add_row(
-            found["name"],
-            _count(found["parameters"]),
-            found["tokenizer"],
-            f"{found['overlap']:.1%}",
-            f"{found['cost']:.3f}",
-            str(found["num_speculative_tokens"]),
-            f"{found['speedup']:.2f}×",
-            "eval" if found["tokenizer"] == "same" else "prepare transplant",
-        )
-    return table
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
 def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:

@@ -28,7 +28,6 @@ from draftkit.train.losses.teacher import (
     widened,
 )
 from draftkit.train.losses.weights import Reach
-from draftkit.train.profiling import part
 
 
 class LinearLoss(NamedTuple):
@@ -72,7 +71,6 @@ def linear_loss(
     frozen: int = 0,
     reach: Reach | None = None,
     candidates: Candidates | None = None,
-    rows: Tensor | None = None,
     chunk: int | None = None,
 ) -> LinearLoss:
     """Σ_i weights_i·loss_i of `hidden` [N, H], differentiable by it and by the head unless gradients are off.
@@ -84,8 +82,6 @@ def linear_loss(
     - `frozen`: so many of the head's first columns do not change, and get zeros for their gradient at no cost.
     - `reach`: what the weights are multiplied by, as a constant, from the draft's probability of the label.
     - `candidates`: filled with the likeliest tokens of each row that has a weight, by draft and teacher.
-    - `rows` int64 [n]: those with a weight, where they are known, and known to have labels of the draft vocabulary; a
-      GPU is then waited for nowhere.
     - `chunk`: rows at a time; the result does not depend on it.
 
     A call keeps one gradient of the head: give all steps of a training-time test to one call, as rows one after the
@@ -103,19 +99,17 @@ def linear_loss(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if rows is None:
-        rows = weights.nonzero()[:, 0]
-        if labels is not None:
-            used = labels[rows]
-            if ((used < 0) | (used >= len(head.weight))).any():
-                raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
+    rows = weights.nonzero()[:, 0]
+    if labels is not None:
+        used = labels[rows]
+        if ((used < 0) | (used >= len(head.weight))).any():
+            raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
     together = 1 if reach is None else reach.together
     chunk = max((chunk or rows_at_once(len(head.weight), hidden.device)) // together, 1) * together
     task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, reach, candidates, chunk)
-    with part("loss"):
-        if torch.is_grad_enabled():
-            return LinearLoss(*_Linear.apply(hidden, *head, task))
-        return task.run(hidden, head, (False, False, False))[0]
+    if torch.is_grad_enabled():
+        return LinearLoss(*_Linear.apply(hidden, *head, task))
+    return task.run(hidden, head, (False, False, False))[0]
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # by hidden states, weight and bias

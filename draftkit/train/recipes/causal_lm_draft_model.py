@@ -1,12 +1,10 @@
 """A small causal language model distilled to draft for a large one (DistillSpec, arXiv 2310.08461).
 
-The draft learns the target's distribution at every position whose next token serving would draft. The text is fixed,
-the target's, or, in a share of the steps, the draft's own.
+The draft learns the target's distribution at every position whose next token serving would draft.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 from draftkit.io.settings import setting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.requests import SamplingParameters
 from draftkit.targets.attention import Sight, narrow
 from draftkit.targets.states import AuxLayers, decoder_layers, decoder_of
 from draftkit.targets.target import load_target
@@ -29,16 +25,13 @@ from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import OutputHead, require_plain_logits, target_head
 from draftkit.train.losses.weights import Reduction
-from draftkit.train.on_policy import continued
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import (
     Index,
     Positive,
     RepeatsOrDefault,
-    Share,
     Size,
     SizeOrNone,
-    Weight,
     sinks_setting,
     window_setting,
 )
@@ -90,10 +83,6 @@ class DraftModelOptions:
 
     loss: LossText = setting("The loss, as ce, kl or 0.1*ce + kl; ce is that of the text's tokens.", "kl")
     temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
-    on_policy: Share = setting("The share of steps in which the draft writes the text itself (DistillSpec, GKD).", 0.0)
-    sampling_temperature: Weight = setting(
-        "The temperature at which the draft writes, 0 for greedy.", 1.0, needs="options.on_policy"
-    )
     num_layers: RepeatsOrDefault = setting("The layers; 0 for at most 4, and at most half of the target's.", 0)
     hidden_size: SizeOrNone = setting(
         "The width; 0 for at most 512, and at most half of the target's.", 0, unit="features"
@@ -179,16 +168,6 @@ class DraftModel(Recipe):
                 masks=masks_of_samples(batch.sample_ids),
             )
         ).last_hidden_state
-
-    @property
-    def resamples(self) -> bool:
-        return self.options.on_policy > 0
-
-    def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
-        """The samples, in a share λ of the seeds in the draft's own words."""
-        if random.Random(seed).random() >= self.options.on_policy:
-            return samples
-        return continued(samples, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
 
 
 def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec:

@@ -56,7 +56,6 @@ class Eagle3(EagleFamily):
 
     options_type = Eagle3Options
     optimizer = "muon"
-    weighs_drafts = True
 
     def __init__(self, origin: Origin, options: Eagle3Options):
         draft = eagle_draft(origin, self.name, lambda: fresh_eagle(eagle3_spec(origin, options), origin))
@@ -72,7 +71,7 @@ class Eagle3(EagleFamily):
         counted = drafted
         if self.options.out_of_vocabulary == "drop":
             counted = drafted & self.drawable(teacher, drafted)
-        weights = self.options.reduction.weights(batch.weighted(counted))
+        weights = self.options.reduction.weights(counted)
         found = self.compare(batch, rows, teacher, weights, self.loss)
         return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
 

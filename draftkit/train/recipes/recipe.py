@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from draftkit.data.samples import Sample
 from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.families import name_of_file
 from draftkit.layout.folder import Draft
@@ -86,7 +85,6 @@ class Recipe(nn.Module, ABC):
     optimizer: ClassVar[Literal["adamw", "muon"]] = "adamw"  # of a new draft, where the run names none
     starts_from: ClassVar[str] = ""  # the draft that it starts from where the run names none
     head: TargetHead  # the target's output layer as a teacher
-    weighs_drafts: ClassVar[bool] = False  # whether its loss counts drafts by `TrainingBatch.weights`
 
     def __init_subclass__(cls) -> None:
         cls.name = name_of_file(cls.__module__.rpartition(".")[2]) or cls.__name__
@@ -130,16 +128,6 @@ class Recipe(nn.Module, ABC):
         """The layers that run once in each forward, whatever the batch, and whose weights nothing else reads: each may
         be gathered for itself where the draft is sharded."""
         return ()
-
-    @property
-    def resamples(self) -> bool:
-        """Whether it trains on the draft's own text, so that `resample` changes samples."""
-        return False
-
-    def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
-        """The samples that take the place of a row of `samples` before the target reads it; nothing gets longer.
-        `seed`: the step's, the same on all devices. A recipe that trains on the draft's own text overrides this."""
-        return samples
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint, by their names in the unified layout."""

@@ -31,9 +31,9 @@ from draftkit.train.losses.candidates import Candidates
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import OutputHead, Teacher, target_head
-from draftkit.train.losses.weights import Reach, marginal, reached
+from draftkit.train.losses.weights import Reach, marginal
 from draftkit.train.parallel import SMALLEST_SUM, check_mask_token, default_mask_token
-from draftkit.train.recipes.bases.initialization import INITIAL_STD, begin_as_target, check_layers, fresh_decoder
+from draftkit.train.recipes.bases.initialization import INITIAL_STD, check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Index, Positive, Repeats, Share, Size, sinks_setting
 
@@ -45,8 +45,7 @@ ROWS_AT_ONCE = 2048  # how many rows of blocks a pass has that covers every anch
 class BlockOptions:
     """Settings of all block drafters; those of the architecture, from `slots` on, hold for a new draft only.
 
-    The loss is the weighted mean over all rows. `dpace` and `reached` take the draft's own probabilities
-    p ← (1 − α)·p + α.
+    The loss is the weighted mean over all rows. `dpace` takes the draft's own probabilities p ← (1 − α)·p + α.
     """
 
     max_anchors: Size | None = setting(
@@ -56,12 +55,9 @@ class BlockOptions:
     decay_length: Positive = setting(
         "The γ of the weights: draft t counts exp(−t/γ) (DFlash: 4).",
         4.0,
-        needs="no dpace and no reached",
+        needs="no dpace",
     )
     dpace: Share | None = setting(DPACE, None)
-    reached: Share | None = setting(
-        "Instead of the decay, draft t counts the chance that the drafts before it are right, smoothed by this α.", None
-    )
     temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
     train_head: bool = setting("Whether an output layer of the draft's own is trained.", False)
     slots: Literal["fill-in", "anchor-first"] = setting(
@@ -78,9 +74,6 @@ class BlockOptions:
         (),
     )
     num_layers: Repeats = setting("The layers of the draft.", 2)
-    begin: Literal["target", "random"] = setting(
-        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "random"
-    )
     sliding_window: Size | None = setting("The window of all layers but the last, none for none.", None, unit="tokens")
     sink_tokens: Index = sinks_setting()
     causal: bool | None = setting("Whether all layers are causal within the block; none: those with a window.", None)
@@ -126,15 +119,9 @@ class BlockRecipe(Recipe):
     """A recipe for a `DFlashModel`; `head` is the target's output layer, restricted to the draft vocabulary."""
 
     draft: DFlashModel
-    weighs_drafts = True
 
     def __init__(self, draft: DFlashModel, origin: Origin, options: BlockOptions):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
-        if options.dpace is not None and options.reached is not None:
-            raise DraftkitError(
-                "options.dpace and options.reached both weigh drafts",
-                hint="leave one of them alone: options.dpace=none, or options.reached=none",
-            )
         if draft.spec.logit_softcap:
             raise DraftkitError(
                 f"the draft caps its logits at {draft.spec.logit_softcap}", expected="a draft with plain logits"
@@ -167,12 +154,12 @@ class BlockRecipe(Recipe):
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.draft.spec.draft_tokens)
-        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors, batch.weights)
+        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors)
         teacher = self.head.teacher(batch.last[0])
         counted = torch.zeros_like(drafted)
         counted[:, anchors] = drafted[:, anchors]
         rows = self.rows(batch, anchors, len(drafted))
-        found = self.compare(batch, rows, teacher, self._weights(batch, counted), self.loss, self._reach(rows, counted))
+        found = self.compare(batch, rows, teacher, self._weights(counted), self.loss, self._reach(rows, counted))
         total = found.weights.sum().clamp(min=SMALLEST_SUM)
         value, statistics = found.value / total, step_statistics(found, rows.steps, rows.anchors, counted)
         if rows.confidence is not None and self.confidence_weight:
@@ -268,23 +255,20 @@ class BlockRecipe(Recipe):
         taught = (rows.anchors + 1 + rows.steps) % batch.tokens.shape[1]
         return taught, shifted(batch.tokens[0], 1)[taught]
 
-    def _weights(self, batch: TrainingBatch, counted: Tensor) -> Tensor:
+    def _weights(self, counted: Tensor) -> Tensor:
         """float32 [K, N]: what each draft counts, but for what `_reach` says."""
-        weights = batch.weighted(counted).float()
-        if self.options.dpace is not None or self.options.reached is not None:
+        weights = counted.float()
+        if self.options.dpace is not None:
             return weights
         step = torch.arange(len(counted), device=counted.device)[:, None]
         return weights * torch.exp(-step / self.options.decay_length)
 
     def _reach(self, rows: BlockRows, counted: Tensor) -> Reach | None:
-        factors, alpha = (
-            (marginal, self.options.dpace) if self.options.reached is None else (reached, self.options.reached)
-        )
-        if alpha is None:
+        if self.options.dpace is None:
             return None
         k = len(counted)
         places = torch.arange(len(rows.steps), device=counted.device)  # block by block
-        return Reach(places, (len(places) // k, k), factors, together=k, alpha=alpha)
+        return Reach(places, (len(places) // k, k), marginal, together=k, alpha=self.options.dpace)
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
@@ -301,15 +285,12 @@ class BlockRecipe(Recipe):
             yield self.rows(batch, some, k)
 
 
-def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
-    """A random choice of at most so many of the anchors, ascending; those with a draft that counts more than 1 are
-    taken first. It is drawn by torch's own generator, whose state the Trainer saves."""
+def _some(anchors: Tensor, most: int | None) -> Tensor:
+    """A random choice of at most so many of the anchors, ascending. It is drawn by torch's own generator, whose state
+    the Trainer saves."""
     if most is None or len(anchors) <= most:
         return anchors
     order = torch.randperm(len(anchors)).to(anchors.device)
-    if weights is not None:
-        heavy = (weights > 1).any(0)[anchors[order]]
-        order = torch.cat((order[heavy], order[~heavy]))
     return anchors[order[:most].sort().values]
 
 
@@ -322,10 +303,7 @@ def block_draft(
     Heads that are added to a draft change nothing to begin with. Raises `DraftkitError` for a draft of other `methods`.
     """
     if origin.draft is None:
-        draft = fresh_block_draft(block_spec(origin, options, heads), origin)
-        if options.begin == "target":
-            begin_as_target(draft, origin.target)
-        return draft
+        return fresh_block_draft(block_spec(origin, options, heads), origin)
     architecture = origin.draft.spec.architecture
     if architecture.method not in methods:
         raise DraftkitError(

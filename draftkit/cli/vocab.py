@@ -1,4 +1,4 @@
-"""`draftkit prepare`: making and finding models that can draft for a target."""
+"""`draftkit vocab`: vocabularies of drafts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from draftkit.cli.options import JsonOption, ReplaceFolderOption, SourceArgument, TargetOption, TrustOption, models
+from draftkit.cli.options import JsonOption, ReplaceFolderOption, SourceArgument, TrustOption, models
 from draftkit.cli.output import console, print_json, quiet_transformers, say_next, say_written
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.io.cache import local_file
 
-app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Change the vocabulary of a draft.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command(cls=PanelCommand)
@@ -76,47 +76,7 @@ def transplant(
 
 
 @app.command(cls=PanelCommand)
-def candidates(
-    target: TargetOption,
-    folders: Annotated[
-        list[Path] | None,
-        typer.Option("--dir", help="A folder with models anywhere below it; repeatable; default: the Hub's cache."),
-    ] = None,
-    sources: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--candidate",
-            autocompletion=models,
-            help="A model to judge: org/name[@revision], a folder or zoo:NAME; repeatable.",
-        ),
-    ] = None,
-    acceptance: Annotated[
-        float, typer.Option(help="The chance that a draft token is accepted, for the expected speed-up.")
-    ] = 0.7,
-    trust_remote_code: TrustOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """List the models that could draft for a target. Tokenizers compared token by token, sizes, speed-ups."""
-    quiet_transformers()
-    from huggingface_hub import constants
-
-    from draftkit.prepare.candidates import find_candidates
-    from draftkit.report.terminal.prepare import survey_table
-
-    if not folders and not sources:
-        folders = [Path(constants.HF_HUB_CACHE)]
-    survey = find_candidates(target, sources or [], folders or [], acceptance=acceptance)
-    result = survey.to_dict()
-    if as_json:
-        print_json(result)
-        return
-    console().print(survey_table(result))
-    for model in survey.left_out:
-        print(f"left out: {model.name}: {model.reason}", file=sys.stderr)
-
-
-@app.command(cls=PanelCommand)
-def prune_vocab(
+def prune(
     draft: SourceArgument,
     data: Annotated[
         Path,
