@@ -16,7 +16,7 @@ from draftkit.errors import SettingError
 PANELS = {
     "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
     "Measure it": ("eval", "certify", "gate", "calibrate"),
-    "Explain it": ("inspect", "doctor", "report", "settings", "published"),
+    "Explain it": ("inspect", "doctor", "report", "settings"),
     "Publish it": ("card", "push"),
 }
 
@@ -27,7 +27,6 @@ EXAMPLES = {
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
-    "published": "draftkit published Qwen3-8B dspark",
     "settings": "draftkit settings eval k_by_batch",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",

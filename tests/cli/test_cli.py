@@ -67,7 +67,6 @@ SURFACE = {
         "--against", "[NEW]", "--tolerance", "--undecided", "--target", "--draft", "--device", "--trust-remote-code",
         "--engine", "--vllm-python", "--server", "--out", "--write-golden", "--junit", "--summary", "--json",
     ],
-    "published": ["[PAIR]", "--json"],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
         "--concurrency", "--device", "--device-map", "--dtype", "--compile", "--trust-remote-code", "--engine",

@@ -17,7 +17,6 @@ from draftkit.engines.serving import most_tokens, refusal_notes, serve_commands,
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, command
-from draftkit.evaluate.published import published_beside
 from draftkit.hub.local_paths import names_of_paths
 from draftkit.io.finite import FLOATING
 from draftkit.io.jsonfile import read_object
@@ -124,7 +123,6 @@ def render_card(given: CardInput) -> str:
         facts="\n".join(f"| {name} | {value} |" for name, value in _facts(given).items()),
         acceptance=acceptance_table(rows) if rows else "",
         convention=CONVENTION,
-        published=_published(given),
         by_convention=convention_table(rows),
         by_category=category_table(rows),
         speed=speed_table(rows),
@@ -186,13 +184,6 @@ def _verdicts(given: CardInput) -> tuple[ResultVerdict, ...]:
     most = most_tokens(given.draft)
     cells = [cell for _, cell in given.rows if most is None or cell.num_speculative_tokens <= most]
     return verdicts([replace(cell, draft=given.name) for cell in cells])
-
-
-def _published(given: CardInput) -> list[str]:
-    """What was published of the pair, beside what was measured."""
-    made = given.draft.provenance
-    sources = {given.name: f"{made.source}@{made.source_revision}"} if made.source_revision else {}
-    return [plain(one.sentence) for result in given.results for one in published_beside(result, sources)]
 
 
 def _advice(given: CardInput) -> str:
