@@ -140,7 +140,7 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "report": ["RESULTS", "--out", "--figures", "--profiles", "--force"],
+    "report": ["RESULTS", "--out", "--figures", "--force"],
     "card": [
         "FOLDER", "[RESULTS]", "--repo", "--license", "--base-model", "--dataset", "--language", "--force", "--for",
         "--json",
