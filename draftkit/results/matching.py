@@ -65,8 +65,8 @@ def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str
         raise _nothing_in_common(new, old, single)
     for one, other in pairs:
         _require_same(one, other, new, old)
-        require_counts(one, new.path)
-        require_counts(other, old.path)
+        _require_counts(one, new.path)
+        _require_counts(other, old.path)
         require_alive(other, old.path)
     return pairs, [*([f"not in {new.path}, and not compared: {'; '.join(left)}"] if left else []), *_doubts(pairs)]
 
@@ -79,7 +79,7 @@ def repeats(new: Result, old: Result, pair: tuple[Cell, Cell]) -> bool:
     return same and one.temperature == 0 and one.engine == other.engine == OWN_ENGINE
 
 
-def require_counts(cell: Cell, where: str) -> None:
+def _require_counts(cell: Cell, where: str) -> None:
     """Raise `DraftkitError` unless a cell has the counts of each prompt, of rounds with a draft."""
     if not cell.by_prompt:
         raise DraftkitError(

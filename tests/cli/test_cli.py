@@ -65,7 +65,7 @@ SURFACE = {
     ],
     "gate": [
         "--against", "[NEW]", "--tolerance", "--undecided", "--target", "--draft", "--device", "--trust-remote-code",
-        "--engine", "--vllm-python", "--server", "--out", "--write-golden", "--junit", "--summary", "--json",
+        "--engine", "--vllm-python", "--server", "--out", "--junit", "--summary", "--json",
     ],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
