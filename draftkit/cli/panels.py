@@ -24,7 +24,7 @@ EXAMPLES = {
     "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
     "inspect": "draftkit inspect zoo:eagle3 --target zoo:target",
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
-    "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
+    "certify": "draftkit certify --target zoo:target --draft zoo:eagle3",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
     "settings": "draftkit settings eval k_by_batch",

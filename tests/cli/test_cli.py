@@ -68,7 +68,7 @@ SURFACE = {
         "--engine", "--vllm-python", "--server", "--out", "--junit", "--summary", "--json",
     ],
     "certify": [
-        "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
+        "--target", "--draft", "--k", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
         "--concurrency", "--device", "--device-map", "--dtype", "--compile", "--trust-remote-code", "--engine",
         "--vllm-python", "--server", "--server-baseline", "--out", "--json",
     ],
