@@ -114,8 +114,10 @@ def asked_of(
     flags |= {"concurrency": batches[0], "temperature": temperatures[0]}
     flags |= {"num_speculative_tokens": ks[-1]} if ks else {"tree": trees[0]}
     flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
-    given = {name: value for name, value in flags.items() if value is not None}
     texts = assignments(settings or ())
+    confidences = parse_floats("draft_confidence", texts.pop("draft_confidence", "0"))
+    flags |= {"draft_confidence": confidences[0]} if any(confidences) else {}
+    given = {name: value for name, value in flags.items() if value is not None}
     for name in texts.keys() & OPTIONS.keys():
         raise typer.BadParameter(f"{name} has an option of its own: {OPTIONS[name]}.")
     by_engine: dict[str, type] = {cls.engine: cls for cls in ENGINE_SETTINGS}
@@ -130,7 +132,12 @@ def asked_of(
     if engine in by_engine:
         with_values(by_engine[engine], given)
     sweep = with_values(Settings, given).sweep(
-        k=ks, tree=trees, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
+        k=ks,
+        tree=trees,
+        concurrency=batches,
+        temperature=temperatures,
+        context=parse_contexts(context),
+        draft_confidence=confidences,
     )
     if (target is None or not drafts) and (engine is None or engine_class(engine).sees_weights):
         missing = "--target" if target is None else "--draft"

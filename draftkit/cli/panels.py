@@ -26,7 +26,7 @@ EXAMPLES = {
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
-    "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
+    "calibrate": "draftkit calibrate rounds.jsonl --out calibration",
     "settings": "draftkit settings eval k_by_batch",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",

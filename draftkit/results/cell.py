@@ -230,7 +230,7 @@ class Heading:
     def pair(self) -> tuple[object, ...]:
         """The same, whichever engine measured it."""
         setting = (self.num_speculative_tokens, self.tree_name, self.temperature, self.concurrency, self.context)
-        return (self.target, self.draft, *setting)
+        return (self.target, self.draft, *setting, self.min_confidence)
 
     @property
     def tree_name(self) -> str | None:
@@ -239,8 +239,9 @@ class Heading:
 
     @property
     def drafted(self) -> str:
-        """K as `K=4`, or the tree."""
-        return f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+        """K as `K=4`, or the tree, with the confidence from which on is drafted."""
+        drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+        return drafted + ("" if self.min_confidence is None else f", draft_confidence {self.min_confidence:g}")
 
     @property
     def drafts_a_round(self) -> str:

@@ -66,6 +66,7 @@ class GatedCell:
     draft_sampling: str | None
     context: int | None
     tree: str | None
+    draft_confidence: float | None
     concurrency: int
     old: float
     new: float
@@ -78,6 +79,7 @@ class GatedCell:
     def name(self) -> str:
         context = "" if self.context is None else f", context {self.context}"
         drafted = f"K = {self.num_speculative_tokens}" if self.tree is None else self.tree
+        drafted += "" if self.draft_confidence is None else f", draft_confidence {self.draft_confidence:g}"
         return f"{self.draft} at {drafted}, T = {self.temperature:g}{context}"
 
     @property
@@ -280,6 +282,7 @@ def _gated_cell(
         cell.draft_sampling,
         cell.context,
         cell.tree_name,
+        cell.min_confidence,
         cell.concurrency,
         *lengths,
         prompts,

@@ -29,13 +29,11 @@ TRUSTED = 0.1  # the mean error up to which a speed model is believed, where no 
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Milliseconds of a round; K = 0 is plain decoding. `num_verified`: of how many of its drafts the target was
-    given, where that is not all."""
+    """Milliseconds of a round; K = 0 is plain decoding."""
 
     concurrency: int
     num_speculative_tokens: int
     ms: float
-    num_verified: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
-    `withheld`: why there is no schedule and no best K, and what to measure instead. `verified_ms`: rounds of a draft
-    that estimates its chances, with fewer drafts for the target.
+    `withheld`: why there is no schedule and no best K, and what to measure instead.
     """
 
     draft: str
@@ -73,7 +70,6 @@ class SpeedModel:
     largest_batch: int | None = None
     context: int | None = field(default=None, metadata=OPTIONAL)
     withheld: str | None = field(default=None, metadata=OPTIONAL)
-    verified_ms: tuple[RoundTime, ...] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def drafted(self) -> int | None:

@@ -72,10 +72,7 @@ SURFACE = {
         "--concurrency", "--device", "--device-map", "--dtype", "--compile", "--trust-remote-code", "--engine",
         "--vllm-python", "--server", "--server-baseline", "--out", "--json",
     ],
-    "calibrate": [
-        "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
-        "--prompts", "--limit", "--max-new-tokens", "--device", "--dtype", "--trust-remote-code", "--json",
-    ],
+    "calibrate": ["RECORDS", "--of", "--out", "--json"],
     "settings": ["[KIND]", "[NAME]", "--json"],
     "train": [
         "--config",

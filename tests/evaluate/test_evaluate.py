@@ -44,7 +44,7 @@ from draftkit.layout.digest import target_sha256
 from draftkit.loading import OpenedTarget
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.cell import DIGESTS, Cell, Interval, Times
-from draftkit.results.record import Result, result_from, result_json
+from draftkit.results.record import Result, read_result, result_from, result_json
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
@@ -477,6 +477,23 @@ def test_a_draft_that_was_made_for_another_target_is_said_so(tmp_path: Path) -> 
     result = recorded(drafts, quick, target=str(zoo.path("target")))
     (warning,) = (warning for warning in result.warnings if warning.name == "other-target")
     assert warning.message.endswith("draft says that it was converted for org/tuned; this target is zoo:target")
+
+
+@pytest.mark.slow
+def test_confidences_are_settings_of_one_sweep(draftkit: Command, tmp_path: Path) -> None:
+    """Each value is a cell of its own, which drafts no more than that of a smaller one."""
+    asked = ("eval", "--target", "zoo:target", "--draft", "zoo:dspark", "--limit", 2, "--max-new-tokens", 12)
+    asked = (*asked, "--set", "repeats=0", "--out", tmp_path / "r.json")
+    assert draftkit(*asked, "--set", "draft_confidence=0,0.5").code == 0
+    ran = draftkit(*asked, "--set", "draft_confidence=0,0.5,0.9", "--resume")
+    assert ran.code == 0
+    assert "draft confidence" in " ".join(ran.out.split())
+    result = read_result(tmp_path / "r.json")
+    assert [cell.min_confidence for cell in result.cells] == [None, 0.5, 0.9]
+    drafted = [cell.num_draft_tokens for cell in result.cells]
+    assert drafted == sorted(drafted, reverse=True)
+    assert drafted[0] > drafted[-1]
+    assert all(cell.num_matching_prompts == 2 for cell in result.cells)
 
 
 def test_conventions_count_the_same_rounds() -> None:

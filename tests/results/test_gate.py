@@ -100,6 +100,14 @@ def test_rounds_without_a_draft_do_not_count() -> None:
     assert sums_of(replace(result([]).cells[0], by_prompt=(record,))) == [(6, 3)]
 
 
+def test_each_confidence_is_a_setting_of_its_own() -> None:
+    plain = result(prompts()).cells[0]
+    several = replace(result([]), cells=(plain, replace(plain, min_confidence=0.5)))
+    found = gate_results(several, several).cells
+    assert [cell.draft_confidence for cell in found] == [None, 0.5]
+    assert found[1].name == f"{found[0].name.replace('K = 4', 'K = 4, draft_confidence 0.5')}"
+
+
 def test_the_worst_setting_decides_and_several_share_the_chance() -> None:
     old, new = prompts(14, seed=3), prompts(14, share=0.93, seed=3)
     noisy = [(accepted + (-1) ** i * 4, rounds) for i, (accepted, rounds) in enumerate(new)]

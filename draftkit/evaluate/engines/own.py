@@ -111,15 +111,13 @@ class OwnEngine(BaseEngine):
 
     def _speed_model(self, source: str, own: Sequence[Cell], context: int) -> SpeedModel:
         mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
+        mine = [cell for cell in mine if cell.min_confidence == own[0].min_confidence]
         sweep, loaded = self.job.sweep, self.drafts[source]
         settings = sweep.first.at(num_speculative_tokens=max(sweep.k), context=context)
         batches = batches_up_to(max(cell.concurrency for cell in mine))
         self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
         requests = self.job.conversations(settings).first_requests
-        times = measure_round_times(
-            Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
-            cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
-        )  # fmt: skip
+        times = measure_round_times(Target(self.model), loaded.target, loaded.needed, requests, settings, batches)
         return replace(speed_model(source, mine, times), context=context or None)
 
 
