@@ -79,7 +79,7 @@ def facts() -> Iterator[str]:
 def settings() -> Iterator[str]:
     """What `--set` takes of a measurement, and of a training run with its file."""
     yield "# Settings\n"
-    yield "`draftkit settings` prints them too, `draftkit settings eval NAME` one of them.\n"
+    yield "`draftkit eval --settings` prints them too, `draftkit eval --settings NAME` one of them.\n"
     yield "## Measurements\n"
     yield "`draftkit eval` and `certify` take these with `--set NAME=VALUE`, or by their option.\n"
     rows = (
@@ -353,7 +353,7 @@ def of_the_project() -> Iterator[tuple[str, str]]:
 
 
 LISTS = (
-    ("model_cards", "Model cards", "Cards as `draftkit card` writes them, of drafts that anybody can make again."),
+    ("model_cards", "Model cards", "Cards that `draftkit push --dry-run` wrote, of drafts that anybody can make again."),
 )
 
 

@@ -81,16 +81,21 @@ def write_card(
     public = _without_paths({**_files(draft), **made}, folder, _own_names(folder, name))
     files = {path: content for path, content in public.items() if path in made and isinstance(content, bytes)}
     files[CARD] = signed(_text(files[CARD])).encode()
-    card = folder / CARD
-    if card.exists() and not is_as_written(card) and not force:
+    if has_own_card(folder) and not force:
         raise DraftkitError(
             "there is a card already that draftkit has not written, or that was edited since",
-            where=card,
+            where=folder / CARD,
             hint="replace it with --force",
         )
     for name, content in files.items():
         write_file(folder / name, content)
     return [folder / name for name in files]
+
+
+def has_own_card(folder: Path) -> bool:
+    """Whether the folder has a card that draftkit has not written, or that was edited since."""
+    card = folder / CARD
+    return card.exists() and not is_as_written(card)
 
 
 def push_draft(
@@ -138,14 +143,14 @@ def plan_push(
     check_finite(draft.tensors, draft.path)
     made = _card_files(draft, results, repo, license, stated or Stated())
     card = folder / CARD
-    edited = card.exists() and not is_as_written(card)
+    edited = has_own_card(folder)
     asked = bool(results) or license is not None or stated not in (None, Stated())
     if edited or (card.exists() and not asked):
         if asked:
             raise DraftkitError(
                 "the folder has a card that was edited, which would not show what is asked for",
                 where=card,
-                hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with it; then push without",
+                hint=f"{command('draftkit', 'push', folder, repo, '--dry-run', '--force')} with it; then push without",
             )
         made[CARD] = _read_text(card).encode()
     files = _without_paths({**_files(draft), **made}, folder, _own_names(folder, repo))

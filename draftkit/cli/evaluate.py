@@ -42,6 +42,7 @@ from draftkit.cli.options import (
     settled_dtype,
 )
 from draftkit.cli.output import console, print_csv, print_json, prompt_progress, quiet_transformers, stopping
+from draftkit.cli.settings import SettingsOption
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ def evaluate(
     tree: TreesOption = None,
     temperature: TemperaturesOption = "0",
     settings: SetOption = None,
+    list_settings: SettingsOption = None,
     dataset: DatasetOption = None,
     limit: LimitOption = None,
     max_new_tokens: NewTokensOption = 128,

@@ -14,10 +14,9 @@ from draftkit.errors import SettingError
 
 # What one wants of draftkit, and the commands for it.
 PANELS = {
-    "Make a draft": ("convert", "train", "adapt", "data", "prepare"),
-    "Measure it": ("eval", "certify", "gate", "calibrate"),
-    "Explain it": ("inspect", "doctor", "report", "settings"),
-    "Publish it": ("card", "push"),
+    "Start here": ("convert", "eval", "train"),
+    "Then": ("inspect", "doctor", "report", "push", "gate", "certify"),
+    "More": ("adapt", "calibrate", "data", "vocab", "prepare"),
 }
 
 EXAMPLES = {
@@ -27,13 +26,11 @@ EXAMPLES = {
     "certify": "draftkit certify --target zoo:target --draft zoo:eagle3",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
     "calibrate": "draftkit calibrate rounds.jsonl --out calibration",
-    "settings": "draftkit settings eval k_by_batch",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",
     "adapt": "draftkit adapt --draft D --target T --traffic logs.jsonl --out adapted",
     "report": "draftkit report before.json after.json --out report.html",
-    "card": "draftkit card DRAFT result.json --repo ORG/NAME",
-    "push": "draftkit push DRAFT ORG/NAME --dry-run",
+    "push": "draftkit push DRAFT ORG/NAME --results result.json --dry-run",
     "data prepare": "draftkit data prepare answers.jsonl samples.jsonl --target T",
     "data regenerate": "draftkit data regenerate prompts.jsonl answers.jsonl --target T --temperature 0.7",
     "data synthesize": "draftkit data synthesize --target T --count 20000 --out prompts.jsonl",
@@ -81,6 +78,13 @@ class PanelGroup(TyperGroup):
                     formatter.write_dl([(f"{name:{width}}", one.get_short_help_str(limit)) for name, one in known])
 
 
+def _with_name(args: list[str]) -> list[str]:
+    """The arguments with an empty name after a `--settings` that has none."""
+    at = args.index("--settings") + 1 if "--settings" in args else len(args)
+    alone = at == len(args) or args[at].startswith("-")
+    return [*args[:at], "", *args[at:]] if alone and "--settings" in args else args
+
+
 class PanelCommand(TyperCommand):
     """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
 
@@ -89,7 +93,7 @@ class PanelCommand(TyperCommand):
             known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
             for argument in args:
                 self._refuse_moved(ctx, argument.partition("=")[0], known)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _with_name(args))
 
     def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
         """A usage error for an option that is a command or a setting now."""

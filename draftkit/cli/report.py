@@ -62,7 +62,7 @@ def report(
             print(verdict.sentence, file=sys.stderr)
     if doubts := sum(len(result.warned) for result in read):
         print(f"{counted(doubts, 'kind')} of doubt about these figures: after the page's summary", file=sys.stderr)
-    say_next("card", "DRAFT", *results)
+    say_next("push", "DRAFT", "ORG/NAME", "--dry-run", *(word for path in results for word in ("--results", path)))
 
 
 def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:

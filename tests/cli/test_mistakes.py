@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -211,8 +210,7 @@ def test_an_engine_and_its_settings_are_found_by_its_file(
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
     done = draftkit(*EVAL, "--engine", "toy-9.b", "--set", "color=blue")
     assert (done.code, done.err) == (1, "error: it is blue\n")
-    listed = json.loads(draftkit("settings", "eval", "color", "--json").out)["settings"]
-    assert [(one["name"], one["help"]) for one in listed] == [("color", "Its color.")]
+    assert draftkit("eval", "--settings", "color").out.startswith("color: Its color.\n")
     sys.modules.pop(f"{engines.__name__}.toy_9_b")
 
 
