@@ -45,12 +45,6 @@ EXAMPLES = {
 
 # Settings whose option is not called as they are.
 OPTIONS = {"num_speculative_tokens": "k", "prompts": "dataset", "tensor_parallel_size": "tensor_parallel"}
-MEASURING = ("eval", "certify")
-# What `eval` once had an option for, and what has it now; the settings among them are under `--set`.
-MOVED = {
-    "--certify": "draftkit certify",
-    "--vllm-url": "--server", "--vllm-baseline-url": "--server-baseline",
-}  # fmt: skip
 
 
 @contextmanager
@@ -89,27 +83,7 @@ class PanelCommand(TyperCommand):
     """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.name in MEASURING:
-            known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-            for argument in args:
-                self._refuse_moved(ctx, argument.partition("=")[0], known)
         return super().parse_args(ctx, _with_name(args))
-
-    def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
-        """A usage error for an option that is a command or a setting now."""
-        from draftkit.evaluate.options import settable_settings
-        from draftkit.io.settings import without_none
-
-        if not option.startswith("--") or option in known:
-            return
-        name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
-        now = MOVED.get(option)
-        for one in settable_settings():
-            if one.name == name:
-                given = "false" if option.startswith("--no-") else "true"
-                now = f"--set {name}={given if without_none(one.kind) is bool else 'VALUE'}"
-        if now is not None:
-            raise typer.BadParameter(f"there is no option {option}: it is {now}", ctx=ctx)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         stopping.forget()

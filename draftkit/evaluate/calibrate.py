@@ -78,7 +78,7 @@ def calibrate_records(records: Sequence[Path], *, estimate: Estimator | None = N
             "no draft of these records says with what chance its tokens stand",
             where=where,
             expected="rounds of a draft with a confidence head" if estimate == "head" else "rounds of a draft model",
-            hint="record them anew: draftkit eval --records; look-ups say nothing, and older records lack it",
+            hint="record them anew: draftkit eval --records; look-ups say nothing",
         )
     return [_calibration(groups[key], who, where) for key, who in said.items()]
 

@@ -43,7 +43,7 @@ from draftkit.layout import digest
 from draftkit.layout.digest import target_sha256
 from draftkit.loading import OpenedTarget
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.cell import DIGESTS, Cell, Interval, Times
+from draftkit.results.cell import Cell, Interval, Times
 from draftkit.results.record import Result, read_result, result_from, result_json
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep, read_schedule
@@ -280,20 +280,6 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
             assert new.digests[f"{changed}_sha256"] != old.digests[f"{changed}_sha256"]
             assert new.runtime_s != old.runtime_s
         before = after
-
-
-def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path: Path) -> None:
-    path, settings = tmp_path / "result.json", Settings(limit=1, max_new_tokens=8)
-    recorded(asked=settings, saved=ResultFile(path, resume=False))
-    stored = json.loads(path.read_text())
-    for name in DIGESTS:
-        del stored["cells"][0][name]
-    path.write_text(json.dumps(stored))
-    saved = ResultFile(path, resume=True)
-    result = recorded(asked=settings, saved=saved)
-    assert any("does not say which weights" in w.message for w in result.warnings)
-    (cell,) = json.loads(path.read_text())["cells"]
-    assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
 
 
 def test_weights_are_digested_while_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,6 @@ from draftkit.results.cell import Cell
 from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import ResultVerdict, verdicts, well_known
 from draftkit.runtime.tree_kinds import dynamic_tree
-from draftkit.train.config import by_current_names
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 CONVENTION = (
@@ -193,7 +192,7 @@ def _advice(given: CardInput) -> str:
     most = most_tokens(given.draft)
     for result in given.results:
         for model in result.speed_models:
-            if model.doubt is None and model.best_k is not None and (most is None or model.best_k <= most):
+            if model.withheld is None and model.best_k is not None and (most is None or model.best_k <= most):
                 stop = model.stop_above
                 end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
                 context = "" if model.context is None else f" in a context of {model.context} tokens"
@@ -287,7 +286,7 @@ def _read_settings(folder: Path) -> dict[str, object]:
         settings = read_yaml_file(folder / TRAIN_FILE)
     except DraftkitError:
         return {}
-    return by_current_names(settings) if isinstance(settings, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _limitations(given: CardInput) -> list[str]:

@@ -235,8 +235,8 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
 
     Where they were too far off, only that, and what to measure instead.
     """
-    if model.doubt is not None:
-        console.print(f"{model.draft}{_context(model)}: no advice, {model.doubt}")
+    if model.withheld is not None:
+        console.print(f"{model.draft}{_context(model)}: no advice, {model.withheld}")
         return
     batches = sorted({p.concurrency for p in model.predicted})
     ks = sorted({p.num_speculative_tokens for p in model.predicted})
