@@ -57,18 +57,18 @@ def push(
     if force and not dry_run:
         raise typer.BadParameter("--force replaces a card, which --dry-run writes.")
     _quiet_hub()
-    from draftkit.publish import has_own_card, plan_push, upload_draft, write_card
+    from draftkit.publish import CARD, plan_push, upload_draft, write_card
     from draftkit.report.card.model_index import Stated
 
     stated = Stated(base_model, tuple(datasets or ()), tuple(languages or ()))
-    asked = bool(results) or license is not None or stated != Stated()
-    if dry_run and (asked or force or not has_own_card(folder)):
-        write_card(folder, results or [], repo=repo, license=license, stated=stated, force=force)
-        results, license, stated = None, None, Stated()  # the card has them now
     publication = plan_push(
-        folder, repo, results=results or [], license=license, stated=stated, allow_unmeasured=allow_unmeasured
-    )
+        folder, repo, results=results or [], license=license, stated=stated, allow_unmeasured=allow_unmeasured,
+        force=force,
+    )  # fmt: skip
     if dry_run:
+        asked = bool(results) or license is not None or stated != Stated()
+        if asked or force or not (folder / CARD).exists():
+            write_card(folder, results or [], repo=repo, license=license, stated=stated, force=force)
         _show(publication, folder, as_json)
         return
     stopping.kept = lambda: "what has reached the Hub is kept there; the same command goes on"

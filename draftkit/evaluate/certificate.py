@@ -144,8 +144,8 @@ def certify_draft(
             if (why := engine.without_plain) is not None:
                 raise DraftkitError(f"a certificate compares answers with a draft and without one, and {why}")
         running = able(running, lambda engine: engine.open(on_progress), _log.warning)
-        asked = job.conversations(settings).first_requests
-        requests = [replace(r, sampling=SamplingParameters(), alternatives=ALTERNATIVES) for r in asked]
+        first = job.conversations(settings).first_requests
+        requests = [replace(r, sampling=SamplingParameters(), alternatives=ALTERNATIVES) for r in first]
         return [one for engine in running for one in _certificates(engine, requests, job, settings)]
 
 
