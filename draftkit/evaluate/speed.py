@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean, median
-from typing import Any
 
 from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
@@ -61,16 +60,6 @@ def measure_round_times(
             found[batch, k] = round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
     return RoundTimes(times)
-
-
-class Delegating:
-    """A drafter that is another, but for what a subclass does otherwise."""
-
-    def __init__(self, drafter: Drafter):
-        self._drafter = drafter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
 
 
 def _plainly(settings: Settings) -> Settings:
