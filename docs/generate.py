@@ -18,6 +18,7 @@ from typing import Any
 
 import typer.main
 from failures import FAILURES, HOMES
+from result_schema import result_schema
 from sphinx.application import Sphinx
 
 import draftkit
@@ -29,7 +30,6 @@ from draftkit.evaluate.options import OPTIONS, known_settings
 from draftkit.finding import Finding
 from draftkit.io.settings import without_none, words_of
 from draftkit.layout.families import families
-from draftkit.results.schema import result_schema
 from draftkit.train.config import TrainConfig
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import LoraSettings, Optimization, StreamSettings, Validation
@@ -79,7 +79,7 @@ def facts() -> Iterator[str]:
 def settings() -> Iterator[str]:
     """What `--set` takes of a measurement, and of a training run with its file."""
     yield "# Settings\n"
-    yield "`draftkit settings` prints them too, `draftkit settings eval NAME` one of them.\n"
+    yield "`draftkit eval --settings` prints them too, `draftkit eval --settings NAME` one of them.\n"
     yield "## Measurements\n"
     yield "`draftkit eval` and `certify` take these with `--set NAME=VALUE`, or by their option.\n"
     rows = (
@@ -176,7 +176,6 @@ def results() -> Iterator[str]:
     """The JSON that `eval --json` and `--out` write."""
     schema = result_schema()
     yield "# Result files\n"
-    yield "The package has this as a [JSON Schema](https://json-schema.org), `draftkit/results/result.schema.json`."
     yield "Later versions add keys; readers pass over unknown ones, and null stands for what was not measured.\n"
     for name, part in {"Result": schema, **schema["$defs"]}.items():
         yield f"## {name}\n"
@@ -353,7 +352,11 @@ def of_the_project() -> Iterator[tuple[str, str]]:
 
 
 LISTS = (
-    ("model_cards", "Model cards", "Cards as `draftkit card` writes them, of drafts that anybody can make again."),
+    (
+        "model_cards",
+        "Model cards",
+        "Cards by `draftkit push --dry-run`, of drafts that anybody can make again.",
+    ),
 )
 
 

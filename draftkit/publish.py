@@ -81,16 +81,21 @@ def write_card(
     public = _without_paths({**_files(draft), **made}, folder, _own_names(folder, name))
     files = {path: content for path, content in public.items() if path in made and isinstance(content, bytes)}
     files[CARD] = signed(_text(files[CARD])).encode()
-    card = folder / CARD
-    if card.exists() and not is_as_written(card) and not force:
+    if _has_own_card(folder) and not force:
         raise DraftkitError(
             "there is a card already that draftkit has not written, or that was edited since",
-            where=card,
+            where=folder / CARD,
             hint="replace it with --force",
         )
     for name, content in files.items():
         write_file(folder / name, content)
     return [folder / name for name in files]
+
+
+def _has_own_card(folder: Path) -> bool:
+    """Whether the folder has a card that draftkit has not written, or that was edited since."""
+    card = folder / CARD
+    return card.exists() and not is_as_written(card)
 
 
 def push_draft(
@@ -124,28 +129,29 @@ def plan_push(
     license: str | None = None,
     stated: Stated | None = None,
     allow_unmeasured: bool = False,
+    force: bool = False,
 ) -> Publication:
     """Check a draft and say what a push of it uploads. Needs no token, and writes nothing.
 
     The tensors must fit the spec and be finite, and everything under `folder/eval` must have been measured with them.
     A README.md in the folder is taken as it is; the card is made from `results` and from what `folder/eval` has where
-    there is none, and for `results`, a `license` or what is `stated` where nobody has edited it. In all files the
-    folder's own path becomes `repo`, and any other path of this machine its last part. A card without a measured
-    result is refused, unless `allow_unmeasured`. Raises `DraftkitError`.
+    there is none, and for `results`, a `license` or what is `stated` where nobody has edited it; with `force`, always.
+    In all files the folder's own path becomes `repo`, and any other path of this machine its last part. A card without
+    a measured result is refused, unless `allow_unmeasured`. Raises `DraftkitError`.
     """
     check_repo_id(repo)
     draft = read_draft(folder)
     check_finite(draft.tensors, draft.path)
     made = _card_files(draft, results, repo, license, stated or Stated())
     card = folder / CARD
-    edited = card.exists() and not is_as_written(card)
+    edited = _has_own_card(folder) and not force
     asked = bool(results) or license is not None or stated not in (None, Stated())
-    if edited or (card.exists() and not asked):
+    if edited or (card.exists() and not asked and not force):
         if asked:
             raise DraftkitError(
                 "the folder has a card that was edited, which would not show what is asked for",
                 where=card,
-                hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with it; then push without",
+                hint=f"{command('draftkit', 'push', folder, repo, '--dry-run', '--force')} with it; then push without",
             )
         made[CARD] = _read_text(card).encode()
     files = _without_paths({**_files(draft), **made}, folder, _own_names(folder, repo))

@@ -81,7 +81,8 @@ class DraftSampling:
         "The temperature of sampled drafts, instead of the request's.", None, name="draft_temperature"
     )
     min_confidence: float = setting(
-        "Drafts end before the first whose chance of acceptance, as the draft estimates it, is below this.",
+        "Drafts end before the first whose chance of acceptance, as the draft estimates it, is below this; several as "
+        "0,0.3,0.5.",
         0.0,
         name="draft_confidence",
     )

@@ -370,8 +370,11 @@ def publish(story: Story) -> None:
     draftkit("report", *results, "--out", story.own / "report.html", "--force")
     for recipe in story.drafts:
         draft = story.draft(recipe)
-        draftkit("card", draft, *results, "--license", "apache-2.0", "--force")
-        draftkit("push", draft, f"{story.repo or 'ORG'}/SmolLM2-135M-{recipe}", *(() if story.repo else ("--dry-run",)))
+        repo = f"{story.repo or 'ORG'}/SmolLM2-135M-{recipe}"
+        shown = [word for result in results for word in ("--results", result)]
+        draftkit("push", draft, repo, *shown, "--license", "apache-2.0", "--dry-run", "--force")
+        if story.repo:
+            draftkit("push", draft, repo)
 
 
 def _cells(path: Path) -> list[dict[str, Any]]:

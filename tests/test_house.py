@@ -147,8 +147,8 @@ def test_functions_are_short() -> None:
 
 
 COMMAND = re.compile(
-    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|published|settings|doctor|train|adapt"
-    r"|report|card|push)"
+    r"(draftkit (data \w+|prepare [\w-]+|convert|inspect|eval|certify|gate|doctor|train|adapt"
+    r"|report|push)"
     r"|vllm serve|llama-server|\bmv)( (OUT|SOURCE))* $"
     r"|--(target|draft|into|repo|data|states|out|dir|model) $"
 )

@@ -26,10 +26,8 @@ from draftkit.cli.gate import gate
 from draftkit.cli.options import join_words
 from draftkit.cli.output import replace_what_streams_lack, say_stopped
 from draftkit.cli.panels import PanelCommand, PanelGroup
-from draftkit.cli.publish import card, push
-from draftkit.cli.published import published
+from draftkit.cli.publish import push
 from draftkit.cli.report import report
-from draftkit.cli.settings import settings
 from draftkit.cli.train import adapt, train
 from draftkit.errors import DraftkitError, native_failures
 from draftkit.version import __version__
@@ -50,10 +48,7 @@ app.command(cls=PanelCommand)(calibrate)
 app.command(cls=PanelCommand)(doctor)
 app.command(cls=PanelCommand)(train)
 app.command(cls=PanelCommand)(adapt)
-app.command(cls=PanelCommand)(published)
-app.command(cls=PanelCommand)(settings)
 app.command(cls=PanelCommand)(report)
-app.command(cls=PanelCommand)(card)
 app.command(cls=PanelCommand)(push)
 app.add_typer(data.app, name="data")
 app.add_typer(vocab.app, name="vocab")

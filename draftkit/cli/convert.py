@@ -21,6 +21,7 @@ from draftkit.cli.options import (
     models,
 )
 from draftkit.cli.output import console, counted_progress, print_json, say_next
+from draftkit.cli.settings import SettingsOption
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def convert(
     part: PartOption = None,
     into: IntoOption = None,
     facts: FactsOption = None,
+    list_settings: SettingsOption = None,
     ignored_keys: IgnoredKeysOption = None,
     check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
     digest: DigestOption = False,

@@ -23,17 +23,13 @@ from draftkit.errors import DraftkitError, SettingError
 
 if TYPE_CHECKING:
     from draftkit.results.gate import Gate
-    from draftkit.results.golden import GoldenFile
     from draftkit.results.record import Result
 
 
 def gate(
     against: Annotated[
-        str,
-        typer.Option(
-            metavar="OLD",
-            help="The result that it is held against; or a length, as trt:KEY=FILE or inferencex:FILE.",
-        ),
+        Path,
+        typer.Option(metavar="OLD", help="The result that it is held against."),
     ],
     new: Annotated[
         Path | None, typer.Argument(metavar="NEW", help="A result of draftkit eval; without it, one is measured.")
@@ -53,15 +49,6 @@ def gate(
     out: Annotated[
         Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep what was measured in this JSON file.")
     ] = None,
-    write_golden: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND:FILE",
-            rich_help_panel=OUTPUT,
-            help="If it is not worse, keep its length as TensorRT-LLM's CI does (trt:KEY=FILE) or InferenceX's "
-            "(inferencex:FILE); repeatable.",
-        ),
-    ] = None,
     junit: Annotated[Path | None, typer.Option(rich_help_panel=OUTPUT, help="Write the verdict as JUnit XML.")] = None,
     summary: Annotated[
         Path | None,
@@ -79,51 +66,21 @@ def gate(
         raise typer.BadParameter("NEW is measured already: leave out --target, --draft, --server and what they need.")
     if not 0 <= tolerance < 1:
         raise SettingError(f"tolerance is {tolerance:g}", "tolerance", expected="a share, from 0 to below 1")
-    from draftkit.results.golden import GoldenFile
+    from draftkit.results.matching import gate_results
     from draftkit.results.record import read_result
 
-    reference = GoldenFile.of(against)
-    wanted = [_golden(text) for text in write_golden or ()]
-    _refuse_inputs([junit, summary, *(golden.path for golden in wanted)], [new, None if reference else Path(against)])
+    for path in (junit, summary):
+        if path is not None:
+            refuse_inputs(path, [against] if new is None else [new, against])
     if new is not None:
         result = read_result(new).named()
-    elif reference is not None:
-        raise typer.BadParameter("a length does not say how it was measured: give NEW, a result of draftkit eval.")
     else:
-        result = _measured(Path(against), target, draft or [], device, engine, vllm_python, server, out)
-    found = _judged(result, reference, against, tolerance)
+        result = _measured(against, target, draft or [], device, engine, vllm_python, server, out)
+    found = gate_results(result, read_result(against).named(), tolerance)
     _show(found, as_json)
-    _write(found, result, undecided, wanted, junit, summary)
+    _write(found, undecided, junit, summary)
     if code := found.exit_code(undecided):
         raise typer.Exit(code)
-
-
-def _golden(text: str) -> GoldenFile:
-    from draftkit.results.golden import SHAPE, GoldenFile
-
-    found = GoldenFile.of(text)
-    if found is None:
-        raise SettingError(f"{text} names no file of references", "write_golden", expected=SHAPE)
-    return found
-
-
-def _refuse_inputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
-    for out in outputs:
-        if out is not None:
-            refuse_inputs(out, [path for path in inputs if path is not None])
-
-
-def _judged(result: Result, reference: GoldenFile | None, against: str, tolerance: float) -> Gate:
-    from draftkit.results.gate import gated_by_length
-    from draftkit.results.matching import gate_results, require_counts
-    from draftkit.results.record import read_result
-
-    if reference is not None:
-        lengths, notes = reference.lengths(result)
-        for cell, _ in lengths:
-            require_counts(cell, result.path)
-        return gated_by_length(lengths, tolerance, against, notes)
-    return gate_results(result, read_result(Path(against)).named(), tolerance)
 
 
 def _measured(
@@ -174,9 +131,7 @@ def _show(found: Gate, as_json: bool) -> None:
 
 def _write(
     found: Gate,
-    result: Result,
     undecided: Literal["report", "pass", "fail"],
-    wanted: list[GoldenFile],
     junit: Path | None,
     summary: Path | None,
 ) -> None:
@@ -191,9 +146,3 @@ def _write(
                 file.write(markdown_summary(found))
         except OSError as error:
             raise DraftkitError(f"the summary cannot be written: {error.strerror}", where=summary) from error
-    if wanted and found.verdict != "not worse":
-        console(stderr=True).print(f"no reference was written: {found.verdict}")
-        return
-    for golden, text in [(golden, golden.edited(result)) for golden in wanted]:  # all of them, or none
-        write_file(golden.path, text.encode())
-        console(stderr=True).print(f"wrote {golden.path}")

@@ -349,7 +349,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         autocompletion=evaluation_settings,
-        help="A rarer setting, as top_p=0.9 or verification=block; repeatable. `draftkit settings eval` lists all.",
+        help="A rarer setting, as top_p=0.9 or verification=block; repeatable. --settings lists all.",
     ),
 ]
 

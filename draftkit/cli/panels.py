@@ -14,27 +14,23 @@ from draftkit.errors import SettingError
 
 # What one wants of draftkit, and the commands for it.
 PANELS = {
-    "Make a draft": ("convert", "train", "adapt", "data", "vocab"),
-    "Measure it": ("eval", "certify", "gate", "calibrate"),
-    "Explain it": ("inspect", "doctor", "report", "settings", "published"),
-    "Publish it": ("card", "push"),
+    "Start here": ("convert", "eval", "train"),
+    "Then": ("inspect", "doctor", "report", "push", "gate", "certify"),
+    "More": ("adapt", "calibrate", "data", "vocab"),
 }
 
 EXAMPLES = {
     "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
     "inspect": "draftkit inspect zoo:eagle3 --target zoo:target",
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
-    "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
+    "certify": "draftkit certify --target zoo:target --draft zoo:eagle3",
     "gate": "draftkit gate new.json --against old.json --junit gate.xml",
-    "calibrate": "draftkit calibrate rounds.jsonl --times advised.json --out calibration",
-    "published": "draftkit published Qwen3-8B dspark",
-    "settings": "draftkit settings eval k_by_batch",
+    "calibrate": "draftkit calibrate rounds.jsonl --out calibration",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",
     "adapt": "draftkit adapt --draft D --target T --traffic logs.jsonl --out adapted",
     "report": "draftkit report before.json after.json --out report.html",
-    "card": "draftkit card DRAFT result.json --repo ORG/NAME",
-    "push": "draftkit push DRAFT ORG/NAME --dry-run",
+    "push": "draftkit push DRAFT ORG/NAME --results result.json --dry-run",
     "data prepare": "draftkit data prepare answers.jsonl samples.jsonl --target T",
     "data regenerate": "draftkit data regenerate prompts.jsonl answers.jsonl --target T --temperature 0.7",
     "data synthesize": "draftkit data synthesize --target T --count 20000 --out prompts.jsonl",
@@ -48,12 +44,6 @@ EXAMPLES = {
 
 # Settings whose option is not called as they are.
 OPTIONS = {"num_speculative_tokens": "k", "prompts": "dataset", "tensor_parallel_size": "tensor_parallel"}
-MEASURING = ("eval", "certify")
-# What `eval` once had an option for, and what has it now; the settings among them are under `--set`.
-MOVED = {
-    "--certify": "draftkit certify",
-    "--vllm-url": "--server", "--vllm-baseline-url": "--server-baseline",
-}  # fmt: skip
 
 
 @contextmanager
@@ -81,31 +71,18 @@ class PanelGroup(TyperGroup):
                     formatter.write_dl([(f"{name:{width}}", one.get_short_help_str(limit)) for name, one in known])
 
 
+def _with_name(args: list[str]) -> list[str]:
+    """The arguments with an empty name after a `--settings` that has none."""
+    at = args.index("--settings") + 1 if "--settings" in args else len(args)
+    alone = at == len(args) or args[at].startswith("-")
+    return [*args[:at], "", *args[at:]] if alone and "--settings" in args else args
+
+
 class PanelCommand(TyperCommand):
     """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.name in MEASURING:
-            known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-            for argument in args:
-                self._refuse_moved(ctx, argument.partition("=")[0], known)
-        return super().parse_args(ctx, args)
-
-    def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
-        """A usage error for an option that is a command or a setting now."""
-        from draftkit.evaluate.options import settable_settings
-        from draftkit.io.settings import without_none
-
-        if not option.startswith("--") or option in known:
-            return
-        name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
-        now = MOVED.get(option)
-        for one in settable_settings():
-            if one.name == name:
-                given = "false" if option.startswith("--no-") else "true"
-                now = f"--set {name}={given if without_none(one.kind) is bool else 'VALUE'}"
-        if now is not None:
-            raise typer.BadParameter(f"there is no option {option}: it is {now}", ctx=ctx)
+        return super().parse_args(ctx, _with_name(args))
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         stopping.forget()

@@ -1,4 +1,4 @@
-"""`draftkit card` and `draftkit push`."""
+"""`draftkit push`."""
 
 from __future__ import annotations
 
@@ -18,45 +18,10 @@ from draftkit.cli.options import (
     ReleaseOption,
     TrainedOnOption,
 )
-from draftkit.cli.output import console, counted, print_json, say_next, say_written, stopping
+from draftkit.cli.output import console, counted, print_json, say_next, stopping
 
 if TYPE_CHECKING:
     from draftkit.publish import Publication
-
-
-def card(
-    folder: DraftArgument,
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RESULT.json…", help="What `draftkit eval --json` printed; kept in DIR/eval."),
-    ] = None,
-    repo: Annotated[
-        str | None,
-        typer.Option(help="org/name under which the draft will be found; default: ./NAME of the folder."),
-    ] = None,
-    license: LicenseOption = None,
-    base_model: BaseModelOption = None,
-    datasets: TrainedOnOption = None,
-    languages: LanguagesOption = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
-    ] = False,
-    release: ReleaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a draft's model card into its folder. It says what was measured, with figures."""
-    from draftkit.publish import write_card
-    from draftkit.report.card.model_index import Stated
-
-    stated = Stated(base_model, tuple(datasets or ()), tuple(languages or ()))
-    written = write_card(folder, results or [], repo=repo, license=license, stated=stated, force=force)
-    if as_json:
-        print_json({"schema": 1, "files": [str(path) for path in written]})
-        return
-    measured = sum(path.parent.name == "eval" for path in written)
-    held = [counted(measured, "measurement"), counted(sum(path.suffix == ".svg" for path in written), "figure")]
-    say_written(written[0], f"a model card with {' and '.join(held)}")
-    say_next("push", folder, repo or "ORG/NAME", "--dry-run")
 
 
 def push(
@@ -76,20 +41,34 @@ def push(
         bool, typer.Option("--allow-unmeasured", help="Upload a draft whose card has no measured result.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files and the card, and upload nothing; takes no token.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Write the card into DIR, print it and the files, and upload nothing; takes no token."
+        ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="With --dry-run: replace a card of another program, or one that was edited."),
+    ] = False,
+    release: ReleaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a draft with its model card to the Hugging Face Hub. Started again, an upload goes on where it was."""
+    if force and not dry_run:
+        raise typer.BadParameter("--force replaces a card, which --dry-run writes.")
     _quiet_hub()
-    from draftkit.publish import plan_push, upload_draft
+    from draftkit.publish import CARD, plan_push, upload_draft, write_card
     from draftkit.report.card.model_index import Stated
 
     stated = Stated(base_model, tuple(datasets or ()), tuple(languages or ()))
     publication = plan_push(
-        folder, repo, results=results or [], license=license, stated=stated, allow_unmeasured=allow_unmeasured
-    )
+        folder, repo, results=results or [], license=license, stated=stated, allow_unmeasured=allow_unmeasured,
+        force=force,
+    )  # fmt: skip
     if dry_run:
+        asked = bool(results) or license is not None or stated != Stated()
+        if asked or force or not (folder / CARD).exists():
+            write_card(folder, results or [], repo=repo, license=license, stated=stated, force=force)
         _show(publication, folder, as_json)
         return
     stopping.kept = lambda: "what has reached the Hub is kept there; the same command goes on"
@@ -130,5 +109,5 @@ def _show(publication: Publication, folder: Path, as_json: bool) -> None:
     console().print(table)
     if publication.left_out:
         print(f"left out: {', '.join(publication.left_out)}")
-    print(f"\n{publication.card}", end="")
+    print(f"\n{folder / 'README.md'}:\n\n{publication.card}", end="")
     say_next("push", folder, publication.repo)

@@ -15,7 +15,6 @@ from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
     from draftkit.report.page.chart import Chart
-    from draftkit.results.record import Result
 
 
 def report(
@@ -28,16 +27,12 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as SVG files into this folder.")] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(help="Also write what simulators of ModelOpt, Dynamo, vLLM and SGLang read into this folder."),
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a page that draftkit has not written, or that was edited.")
     ] = False,
 ) -> None:
     """Show measurements as one HTML page. It needs no network; two results are compared."""
-    from draftkit.io.atomic import atomic_file, atomic_folder
+    from draftkit.io.atomic import atomic_file
     from draftkit.io.html import is_as_written
     from draftkit.report.page.figures import all_figures
     from draftkit.report.page.page import page
@@ -56,12 +51,9 @@ def report(
         file = stack.enter_context(atomic_file(out, force or is_as_written(out)))
         if figures is not None:
             _write_figures(stack, figures, drawn)
-        if profiles is not None:
-            _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles)), read)
         file.write(page(read, series, drawn).encode())
     cells = sum(len(result.cells) for result in read)
     beside = [] if figures is None else [f"{len(drawn)} figures in {figures}"]
-    beside += [] if profiles is None else [f"profiles in {profiles}"]
     say_written(out, ", ".join([counted(len(read), "result"), counted(cells, "cell"), *beside]))
     if len(read) == 2:
         print(summary(compare(*read)), file=sys.stderr)
@@ -70,7 +62,7 @@ def report(
             print(verdict.sentence, file=sys.stderr)
     if doubts := sum(len(result.warned) for result in read):
         print(f"{counted(doubts, 'kind')} of doubt about these figures: after the page's summary", file=sys.stderr)
-    say_next("card", "DRAFT", *results)
+    say_next("push", "DRAFT", "ORG/NAME", "--dry-run", *(word for path in results for word in ("--results", path)))
 
 
 def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:
@@ -81,24 +73,6 @@ def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) ->
     folder = stack.enter_context(atomic_folder(out, holds_figures))
     for name, content in figure_files(figures).items():
         (folder / name).write_bytes(content)
-
-
-def _write_profiles(folder: Path, results: list[Result]) -> None:
-    from draftkit.report.profiles import profile_files
-
-    files = {name: text for result in results for name, text in profile_files(result).items()}
-    if not files:
-        raise DraftkitError("no cell has counts by position: there is nothing to simulate")
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def _holds_profiles(folder: Path) -> bool:
-    """Whether a folder holds what `--profiles` has written and nothing else."""
-    from draftkit.report.profiles import FILES
-
-    return all(path.is_dir() and {inner.name for inner in path.iterdir()} <= FILES for path in folder.iterdir())
 
 
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:

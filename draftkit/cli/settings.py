@@ -1,57 +1,54 @@
-"""`draftkit settings`."""
+"""`--settings` of the commands that take `--set`: what each setting is for, its unit, its default and what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.options import JsonOption
-from draftkit.cli.output import console, print_json
+from draftkit.cli.output import console
 from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
     from draftkit.io.settings import Setting
 
-CommandName = Literal["eval", "train", "convert"]
+
+def _show(context: typer.Context, name: str | None) -> None:
+    """List the settings of the command, or explain those of a name, and exit. Raises `DraftkitError` for no such."""
+    if name is None or context.info_name is None:
+        return
+    listed = list(settings_of_command(context.info_name))
+    if not name:
+        _list(context.info_name, listed)
+    for one in _named(listed, context.info_name, name) if name else ():
+        _explain(one)
+    raise typer.Exit
 
 
-def settings(
-    kind: Annotated[
-        CommandName | None, typer.Argument(help="The command whose settings are listed; default: all.")
-    ] = None,
-    name: Annotated[str | None, typer.Argument(help="The one setting to explain.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List what `--set` takes. What each setting is for, its unit, its default and what it needs."""
-    found = {one: list(_settings(one)) for one in ((kind,) if kind else ("eval", "train", "convert"))}
-    if kind is not None and name is not None:
-        found = {kind: _named(found[kind], kind, name)}
-    if as_json:
-        rows = [{"command": listing, **one.to_dict()} for listing, listed in found.items() for one in listed]
-        print_json({"schema": 1, "settings": rows})
-    elif name is not None:
-        for one in next(iter(found.values())):
-            _explain(one)
-    else:
-        for listing, listed in found.items():
-            _list(listing, listed)
+SettingsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--settings", metavar="[NAME]", is_eager=True, callback=_show,
+        help="List what --set takes, or explain one setting, and exit.",
+    ),
+]  # fmt: skip
 
 
-def _named(listed: list[Setting], kind: CommandName, name: str) -> list[Setting]:
+def _named(listed: list[Setting], kind: str, name: str) -> list[Setting]:
     """The settings of that name, of all recipes or families that have it. Raises `DraftkitError` for no such."""
     from draftkit.io.records import did_you_mean
 
     found = [one for one in listed if name in (one.name, one.name.rpartition(".")[2])]
     if not found:
         near = did_you_mean(name, [one.name for one in listed])
-        raise DraftkitError(f"{kind} has no setting {name}{near}", hint=command("draftkit", "settings", kind))
+        raise DraftkitError(f"{kind} has no setting {name}{near}", hint=command("draftkit", kind, "--settings"))
     return found
 
 
-def _settings(kind: str) -> Iterator[Setting]:
+def settings_of_command(kind: str) -> Iterator[Setting]:
+    """What `--set` of eval, train or convert takes."""
     if kind == "eval":
         from draftkit.evaluate.engines import further_settings
         from draftkit.evaluate.options import OPTIONS, known_settings

@@ -28,6 +28,7 @@ from draftkit.cli.options import (
     models,
 )
 from draftkit.cli.output import console, print_json, quiet_transformers, say_next, say_written, stopping
+from draftkit.cli.settings import SettingsOption
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def train(
     ] = None,
     lora: LoraOption = None,
     settings: TrainingSetOption = None,
+    list_settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")

@@ -78,4 +78,5 @@ def _of_cell(shared: Settings, cell: Cell) -> Settings:
         concurrency=cell.concurrency,
         temperature=cell.temperature,
         context=cell.context or 0,
+        draft_confidence=cell.min_confidence or 0.0,
     )

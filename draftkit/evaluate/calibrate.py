@@ -1,6 +1,6 @@
 """Calibrations of recorded rounds: what drafts said of their chances against what stood, and what to make of it.
 
-Nothing is decoded, and nothing of torch is needed, but for `check_threshold`.
+Nothing is decoded, and nothing of torch is needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import numpy as np
 from draftkit.errors import DraftkitError
 from draftkit.io.jsonfile import finite
 from draftkit.results.calibration import SaidAgainstStood, SaidRounds, Scaling, judge, scale
-from draftkit.results.record import Result, SpeedModel, read_result
 from draftkit.results.recorded import RecordedRound, read_rounds
-from draftkit.results.round_times import RoundTimes
-from draftkit.results.thresholds import Gain, gains, sglang_costs
 
 Estimator = Literal["head", "draft"]  # who says the chances
 FIELDS: Mapping[Estimator, str] = {"head": "confidences", "draft": "probabilities"}
@@ -27,8 +24,7 @@ FIELDS: Mapping[Estimator, str] = {"head": "confidences", "draft": "probabilitie
 @dataclass(frozen=True)
 class Calibration:
     """A draft at one K and temperature. `estimate`: whether its confidence head says the chances, or the draft itself
-    by the probability of its token. `slices`: of the prompts that have something in common. `scaling`: of a head's;
-    `gains` and `costs`, SGLang's table, where round times are known; `doubt`: why these are not to be relied on."""
+    by the probability of its token. `slices`: of the prompts that have something in common. `scaling`: of a head's."""
 
     draft: str
     num_speculative_tokens: int
@@ -38,9 +34,6 @@ class Calibration:
     whole: SaidAgainstStood
     slices: Mapping[str, SaidAgainstStood]
     scaling: Scaling | None
-    gains: tuple[Gain, ...] = ()
-    costs: Mapping[str, object] | None = None
-    doubt: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -64,17 +57,13 @@ class Calibration:
         return dict(finite(found))  # type: ignore[call-overload]
 
 
-def calibrate_records(
-    records: Sequence[Path], *, estimate: Estimator | None = None, times: Path | None = None
-) -> list[Calibration]:
+def calibrate_records(records: Sequence[Path], *, estimate: Estimator | None = None) -> list[Calibration]:
     """The calibration of each draft, K and temperature in files that `eval --records` wrote.
 
     `estimate`: whose word is judged; None: the confidence head's, or of a draft without one its own probabilities.
-    `times`: a result of `eval --advise`, by whose round times it is told what leaving drafts out would gain.
 
     Raises `DraftkitError` where the records hold no such word, or rounds that it has cut short.
     """
-    result = None if times is None else read_result(times)
     groups: dict[tuple[object, ...], list[RecordedRound]] = {}
     for one in read_rounds(records):
         if one.drafted and not one.beyond:
@@ -89,9 +78,9 @@ def calibrate_records(
             "no draft of these records says with what chance its tokens stand",
             where=where,
             expected="rounds of a draft with a confidence head" if estimate == "head" else "rounds of a draft model",
-            hint="record them anew: draftkit eval --records; look-ups say nothing, and older records lack it",
+            hint="record them anew: draftkit eval --records; look-ups say nothing",
         )
-    return [_calibration(groups[key], who, result, where) for key, who in said.items()]
+    return [_calibration(groups[key], who, where) for key, who in said.items()]
 
 
 def _estimate(found: Sequence[RecordedRound], asked: Estimator | None) -> Estimator | None:
@@ -100,28 +89,20 @@ def _estimate(found: Sequence[RecordedRound], asked: Estimator | None) -> Estima
     return next((who for who in wanted if all(getattr(one, FIELDS[who]) for one in found)), None)
 
 
-def _calibration(found: Sequence[RecordedRound], who: Estimator, result: Result | None, where: str) -> Calibration:
+def _calibration(found: Sequence[RecordedRound], who: Estimator, where: str) -> Calibration:
     _check(found, where)
     first, rounds = found[0], _rounds(found, who)
     labels = sorted({label for one in found for label in one.slices})
     inside = {label: np.array([label in one.slices for one in found]) for label in labels}
-    model = None if result is None or who != "head" else _speed_model(result, first.draft)
-    doubt = None if model is None else model.doubt
-    times = None if model is None or doubt is not None else RoundTimes.of_model(model)
-    k = first.num_speculative_tokens
-    batches = [] if times is None else times.batches
     return Calibration(
         first.draft,
-        k,
+        first.num_speculative_tokens,
         first.temperature,
         first.draft_sampling,
         who,
         judge(rounds),
         {label: judge(rounds.of(chosen)) for label, chosen in inside.items() if not chosen.all()},
         scale(rounds) if who == "head" else None,
-        tuple(gain for batch in batches if times is not None for gain in gains(rounds, times, batch)),
-        None if times is None else sglang_costs(times, k),
-        doubt,
     )
 
 
@@ -154,15 +135,3 @@ def _rounds(found: Sequence[RecordedRound], who: Estimator) -> SaidRounds:
         np.array([one.expected for one in found]).clip(0, 1) if known else None,
         np.array([prompts[one.request] for one in found]),
     )
-
-
-def _speed_model(result: Result, draft: str) -> SpeedModel:
-    """The round times of a draft in a result. Raises `DraftkitError` where it has none."""
-    mine = [model for model in result.speed_models if model.draft == draft] or list(result.speed_models)
-    if len({model.draft for model in mine}) != 1:
-        raise DraftkitError(
-            f"no round times of {draft}",
-            where=result.path,
-            expected="the result of draftkit eval --advise with this draft",
-        )
-    return mine[0]

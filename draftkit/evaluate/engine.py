@@ -110,8 +110,8 @@ class BaseEngine(ABC):
         """The speed models that follow from the engine's round times."""
         return []
 
-    def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers | None:
-        """The answers of another program to the first requests of a greedy run without a draft; None where there is
+    def reference(self, plain: Run) -> ReferenceAnswers | None:
+        """The answers of another program to the requests of a greedy run without a draft; None where there is
         none, as for an engine that is only seen from outside."""
         return None
 

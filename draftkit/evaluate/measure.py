@@ -112,15 +112,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """What another program, called `name`, answers to the first greedy requests without a draft, and what rounding does
-    to the log-probabilities of both: the margin of a `near_tie`, how far they lie apart (`moved`), and how far they can
-    (`most`)."""
+    """What another program, called `name`, answers to the greedy requests without a draft; `near_tie`: the margin
+    between two tokens, in log-probabilities, up to which rounding may decide."""
 
     name: str
     answers: tuple[Answer, ...]
     near_tie: float
-    moved: float
-    most: float
 
 
 Lane = Callable[[Sequence[Request]], Run]  # an engine with a draft, or without one, that is ready for requests

@@ -1,8 +1,7 @@
 """Near-ties: where two tokens are so close that rounding decides which of them greedy decoding takes.
 
 Decoding runs one row per sequence, verification K+1, a batch B times as many: other shapes, other orders of summation,
-other roundings. `near_ties` holds float32 output against the most that rounding can do; `measure_rounding` measures
-what it does in any dtype. N emitted tokens, B sequences, V vocabulary.
+other roundings. N emitted tokens, B sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import Request
 from draftkit.results.cell import NearTie
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation
 from draftkit.targets.media import Media, arguments, explained_media, of_length
 from draftkit.targets.pretrained import of_language_model
 from draftkit.targets.target import Target
 
 FORCED_TOGETHER = 16  # texts of one forward
-CANDIDATES = 16  # the most likely tokens of a context, among which its winner will be
-QUANTILE, SAFETY = 0.999, 2.0  # floors are twice what nearly all stay below: the sample has not seen the largest shift
+SAFETY = 2.0  # the floor is twice what rounding may add up to
 FLOAT32_UNITS, HALF_UNITS = 64, 16  # in the last place of the largest logit, that rounding may add up to
 
 
@@ -115,84 +112,15 @@ def generated(target: Target, request: Request) -> tuple[int, ...]:
     return tuple(whole[0, ids.shape[1] :].tolist())
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """What rounding does to the margin between two likely tokens, in logits.
-
-    `near_tie`: the margin up to which either may win, twice what nearly always separates two batch sizes, and never
-    more than `most`, which is all that rounding can do: a bug that moves logits may not raise it. `moved`: twice what
-    nearly always separates either of them from a forward of transformers' own; a bug where it is more than `most`.
-    """
-
-    near_tie: float
-    moved: float
-    most: float
+def widest_tie(target: Target, texts: Sequence[Generation]) -> float:
+    """The margin between two tokens up to which rounding may decide, in any context of these texts."""
+    logits = (teacher_forced(target.model, text.request.prompt, text.tokens, text.request.media) for text in texts)
+    return max(_tie(rows, target.dtype) for rows in logits)
 
 
-def measure_rounding(target: Target, texts: Sequence[Generation], *, rows: int, together: int) -> Rounding:
-    """Compare forwards over the contexts of some texts: of one row of one text, as plain decoding makes them, and of
-    `rows` rows of `together` texts, as verification does."""
-    whole = [teacher_forced(target.model, text.request.prompt, text.tokens, text.request.media) for text in texts]
-    best = [logits.topk(min(CANDIDATES, logits.shape[1])) for logits in whole]
-    forced = torch.cat([b.values for b in best])
-
-    def computed(sequences: int, rows: int) -> Tensor:
-        parts = [
-            logits_in_rounds(target, texts[at : at + sequences], rows, [b.indices for b in best[at : at + sequences]])
-            for at in range(0, len(texts), sequences)
-        ]
-        return torch.cat([logits for part in parts for logits in part])
-
-    def apart(one: Tensor, other: Tensor) -> float:
-        shift = (one - other).double()
-        return SAFETY * float((shift.amax(-1) - shift.amin(-1)).quantile(QUANTILE))
-
-    alone, batched = computed(1, 1), computed(min(together, len(texts)), rows)
-    resolution = float(forced.abs().max()) * torch.finfo(target.dtype).eps
-    most = most_of_rounding(target.dtype, resolution)
-    moved = max(apart(alone, forced), apart(batched, forced))
-    return Rounding(min(max(apart(alone, batched), resolution), most), moved, most)
-
-
-@torch.inference_mode()
-def logits_in_rounds(
-    target: Target, texts: Sequence[Generation], rows: int, candidates: Sequence[Tensor]
-) -> list[Tensor]:
-    """The logits float32 [N, C] of each text's candidates int64 [N, C], from forwards of `rows` rows of every text."""
-    emitted = [len(text.tokens) for text in texts]
-    cache = SlotCache(len(texts), max(text.length for text in texts) + max(emitted) + rows)
-    slots = torch.arange(len(texts), device=target.device)
-    shifts = torch.cat([_prefill(target, cache, slot, text.request) for slot, text in enumerate(texts)])
-    starts = torch.tensor([len(text.request.prompt) - 1 for text in texts], device=target.device)
-    parts: list[list[Tensor]] = [[] for _ in texts]
-    for begin in range(0, max(emitted), rows):
-        positions = starts[:, None] + begin + torch.arange(rows, device=target.device)
-        window = [_window(text, begin, rows) for text in texts]
-        tokens = torch.tensor(window, device=target.device)
-        places = positions + shifts[:, None] if target.shifts else positions
-        logits = target.forward(tokens, places, cache.rows(slots, positions, cache.capacity)).logits
-        for part, row, wanted in zip(parts, logits, candidates, strict=True):
-            wanted = wanted[begin : begin + rows]
-            part.append(row[: len(wanted)].gather(1, wanted).float())
-    return [torch.cat(part) for part in parts]
-
-
-def _prefill(target: Target, cache: SlotCache, slot: int, request: Request) -> Tensor:
-    """Take in a prompt but for its last token; the `shift` of `TargetOutput`, 0 where there is none."""
-    prompt, shift = request.prompt[:-1], None
-    if prompt:
-        media = None if request.media is None else of_length(request.media, len(prompt))
-        tokens = torch.tensor([prompt], device=target.device)
-        positions = torch.arange(len(prompt), device=target.device)[None]
-        rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt), prompt=True)
-        shift = target.forward(tokens, positions, rows, last_only=True, media=media).shift
-    return torch.zeros(1, dtype=torch.int64, device=target.device) if shift is None else shift
-
-
-def _window(text: Generation, begin: int, rows: int) -> list[int]:
-    """The tokens that predict emitted tokens `begin` … `begin` + `rows` − 1; any token beyond the end."""
-    inputs = [text.request.prompt[-1], *text.tokens[:-1]][begin : begin + rows]
-    return inputs + [0] * (rows - len(inputs))
+def _tie(logits: Tensor, dtype: torch.dtype) -> float:
+    largest = float(logits.masked_fill(logits.isinf(), 0).abs().max())
+    return most_of_rounding(dtype, largest * torch.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
@@ -246,7 +174,6 @@ def _parting(model: PreTrainedModel, drafted: Generation, plain: Generation) -> 
     logits = teacher_forced(model, plain.request.prompt, [*plain.tokens[:position], 0], plain.request.media)[-1]
     logprobs = logits.log_softmax(-1)
     own, theirs = (-math.inf if one is None else float(logprobs[one]) for one in (token, plain_token))
-    resolution = float(logits.masked_fill(logits.isinf(), 0).abs().max()) * torch.finfo(torch.float32).eps
     return Parting(
         request=drafted.request.id,
         position=position,
@@ -255,5 +182,5 @@ def _parting(model: PreTrainedModel, drafted: Generation, plain: Generation) -> 
         logprob=own,
         plain_logprob=theirs,
         margin=float(logprobs.max()) - min(own, theirs),
-        tie=most_of_rounding(torch.float32, resolution),
+        tie=_tie(logits, torch.float32),
     )

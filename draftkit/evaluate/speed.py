@@ -16,9 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean, median
-from typing import Any
-
-import torch
 
 from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
@@ -28,7 +25,7 @@ from draftkit.results.round_times import RoundTimes
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import extended_rates
 from draftkit.results.verdict import well_known
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
@@ -47,15 +44,11 @@ def measure_round_times(
     requests: Sequence[Request],
     settings: Settings,
     batches: Sequence[int],
-    *,
-    cuts: bool = False,
 ) -> RoundTimes:
-    """Time rounds at each batch size and a few K; `plain` is the target without aux_layers. `cuts`: the draft estimates
-    its chances, so that also rounds are timed of which the target is given fewer drafts."""
+    """Time rounds at each batch size and a few K; `plain` is the target without aux_layers."""
     limit = min(drafter.max_tokens or MAX_SPECULATIVE_TOKENS, max(settings.num_speculative_tokens, 8))
     ks = sorted({k for k in (1, 2, 4, 8, 16) if k < limit} | {limit})
     times: dict[tuple[int, int], float] = {}
-    cut: dict[tuple[int, int], float] = {}
     for batch in [*batches] * PASSES:
         asked = [
             replace(requests[i % len(requests)], id=str(i), max_new_tokens=(ROUNDS + 1) * (limit + 1), ignore_eos=True)
@@ -66,43 +59,7 @@ def measure_round_times(
             drafting = replace(_plainly(settings), num_speculative_tokens=k)
             found[batch, k] = round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
-        if cuts:
-            drafted = settings.num_speculative_tokens
-            given = {
-                (batch, kept): round_time(target, _Cut(drafter, kept), asked, _cutting(settings))
-                for kept in sorted({0, *(k for k in ks if k < drafted), drafted})
-            }
-            cut |= {at: min(ms, cut.get(at, ms)) for at, ms in given.items()}
-    return RoundTimes(times, cut, settings.num_speculative_tokens if cuts else None)
-
-
-class Delegating:
-    """A drafter that is another, but for what a subclass does otherwise."""
-
-    def __init__(self, drafter: Drafter):
-        self._drafter = drafter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-
-class _Cut(Delegating):
-    """A drafter that is sure of its first drafts, and not at all of the others."""
-
-    def __init__(self, drafter: Drafter, sure: int):
-        super().__init__(drafter)
-        self._sure = sure
-
-    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
-        proposal = self._drafter.propose(committed, k, draw)
-        confidences = torch.zeros(proposal.tokens.shape, device=proposal.tokens.device)
-        confidences[:, : self._sure] = 1
-        return proposal._replace(confidences=confidences)
-
-
-def _cutting(settings: Settings) -> Settings:
-    """The settings with which only the drafts that a `_Cut` is sure of go to the target."""
-    return replace(_plainly(settings), draft_sampling=replace(settings.draft_sampling, min_confidence=0.5))
+    return RoundTimes(times)
 
 
 def _plainly(settings: Settings) -> Settings:
@@ -156,13 +113,11 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
         for at, k in [(cell.concurrency, cell.num_speculative_tokens)]
         if at in times.batches and cell.speedup is not None
     )
-    rounds_ms, verified_ms = times.to_records()
     errors = [abs(costs.speedup(m.concurrency, m.num_speculative_tokens) / m.speedup - 1) for m in measured]
     return SpeedModel(
         draft=draft,
         temperature=widest.temperature,
-        rounds_ms=rounds_ms,
-        verified_ms=verified_ms,
+        rounds_ms=times.to_records(),
         predicted=tuple(
             Speedup(batch, k, costs.speedup(batch, k)) for batch in times.batches for k in range(1, times.largest_k + 1)
         ),

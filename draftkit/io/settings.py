@@ -1,7 +1,7 @@
 """Settings: fields of dataclasses that say of themselves what they are for, and their values as users type them.
 
 One reader of `--set NAME=VALUE` for `eval`, `train` and `convert`, and one list of what can be set, which
-`draftkit settings` prints.
+`--settings` prints.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from draftkit.errors import DraftkitError, SettingError
@@ -65,12 +64,6 @@ class Setting:
     where: str = ""
     record: type = object
     reads: Callable[[str], object] | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        required = self.default is MISSING
-        default = None if required else str(self.default) if isinstance(self.default, Path) else self.default
-        said = {"name": self.name, "value": words_of(self.kind), "default": default, "required": required}
-        return said | {"help": self.help, "unit": self.unit, "needs": self.needs, "of": self.where}
 
 
 def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -159,7 +152,9 @@ def read_settings(known: Sequence[Setting], texts: Mapping[str, str]) -> dict[st
     found: dict[str, object] = {}
     for name, text in texts.items():
         if name not in by_name:
-            raise DraftkitError(f"there is no setting {name}{did_you_mean(name, by_name)}", hint="draftkit settings")
+            raise DraftkitError(
+                f"there is no setting {name}{did_you_mean(name, by_name)}", hint="draftkit eval --settings"
+            )
         found[name] = _typed(by_name[name], text)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -81,80 +81,3 @@ def _check_text(text: str) -> None:
     if "\0" in text:
         raise ValueError("a text with a zero byte")
     text.encode(errors="surrogateescape")  # so Python holds the bytes of a file name that are not UTF-8
-
-
-def read_texts(path: Path, keys: Sequence[str]) -> object:
-    """What lies under keys in a YAML file, all of it as texts; None where nothing does. Raises `DraftkitError`."""
-    try:
-        text = path.read_bytes()[: MAX_BYTES + 1].decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DraftkitError(f"the file cannot be read: {error}", where=path) from error
-    if len(text) > MAX_BYTES:
-        raise DraftkitError("the file is too large", where=path, expected=f"at most {MAX_BYTES:,} bytes")
-    return _under(_texts(text, path), keys)
-
-
-def with_text(text: str, keys: Sequence[str], value: str, where: object) -> str:
-    """A YAML text of objects in each other, with the scalar under keys set to `value`, which may end in a comment.
-
-    Every other line stays as it is, comments too. Raises `DraftkitError` for a text that is written in another way.
-    """
-    lines = text.splitlines()
-    begin, end, depth = 0, len(lines), 0
-    for number, key in enumerate(keys):
-        at = next((i for i in range(begin, end) if _key_of(lines[i]) == (depth, key)), None)
-        if at is None:
-            new = [f"{'  ' * level}{name}:" for level, name in enumerate(keys)][number:]
-            lines[end:end] = [*new[:-1], f"{new[-1]} {value}"]
-            break
-        if number == len(keys) - 1:
-            lines[at] = f"{lines[at][:depth]}{key}: {value}"
-            break
-        begin, end = at + 1, _end_of_block(lines, at, end)
-        depth = next((len(line) - len(line.lstrip()) for line in lines[begin:end] if _key_of(line)), depth + 2)
-    edited = "\n".join(lines) + "\n"
-    before, after = _texts(text, where), _texts(edited, where)
-    if _under(after, keys) != value.partition("#")[0].strip() or _without(after, keys) != _without(before, keys):
-        raise DraftkitError("the file is not written as it could be edited", where=where, expected="a key on each line")
-    return edited
-
-
-def _key_of(line: str) -> tuple[int, str] | None:
-    """How far a line is indented, and its key; None of a line without one."""
-    found = re.fullmatch(r"( *)(\"[^\"]*\"|'[^']*'|[^#\s].*?):(?: .*)?", line)
-    return None if found is None else (len(found[1]), found[2].strip("\"'"))
-
-
-def _end_of_block(lines: Sequence[str], at: int, end: int) -> int:
-    """After the last line that belongs to the key at a line."""
-    indent = len(lines[at]) - len(lines[at].lstrip())
-    last = at
-    for number in range(at + 1, end):
-        found = _key_of(lines[number])
-        if found is not None and found[0] <= indent:
-            break
-        last = number if found is not None else last
-    return last + 1
-
-
-def _texts(text: str, where: object) -> object:
-    try:
-        return yaml.load(text, Loader=yaml.BaseLoader)  # makes nothing but texts, lists and objects
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DraftkitError(f"not YAML: {error}", where=where) from error
-
-
-def _under(value: object, keys: Sequence[str]) -> object:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _without(value: object, keys: Sequence[str]) -> object:
-    """The objects without what lies under keys, nor what holds nothing else."""
-    if not isinstance(value, dict) or not keys:
-        return value
-    first, *rest = keys
-    others = {name: inner for name, inner in value.items() if name != first}
-    inner = _without(value[first], rest) if first in value and rest else None
-    return others | ({first: inner} if inner else {}) or None

@@ -159,11 +159,6 @@ class Architecture(ABC):
         return self.draft_tokens
 
     @property
-    def estimates_acceptance(self) -> bool:
-        """Whether a head of it says of each draft token with what chance it stands."""
-        return False
-
-    @property
     def not_run(self) -> str | None:
         """What draftkit's own runtime does not run, though it runs others of the family; None where it does."""
         return None

@@ -3,7 +3,7 @@
 N rounds of P prompts, K draft tokens each. A draft says, of each of its tokens, the chance that it stands given that
 those before it do; the product of the first k is the chance that k stand. *Conditional* figures at position k are of
 the rounds in which the k − 1 before it stood, and show where a draft is wrong; *cumulative* ones are of all rounds, and
-are what thresholds and schedulers use.
+are what schedulers use.
 
 What stood is not counted as a coin where both models' probabilities are known: a round whose first k − 1 drafts stood
 counts at k with the chance that the k-th does, Σ_v min(p_v, q_v), which has the same mean and less noise. Rounds of one

@@ -16,20 +16,17 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings
 
 QUANTILES = 101  # the 0th … 100th percentile
-# What was measured, whatever it is called. None: there is none, or it cannot be seen, or an older file does not say.
+# What was measured, whatever it is called. None: there is none, or it cannot be seen.
 DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
 OPTIONAL = {"optional": True}  # a field that a file has only where there is something to say
 OWN_ENGINE = "draftkit"
-OWN = {"engine": OWN_ENGINE}  # one that only this engine's cells have
-OTHERS = {"engine": "other"}  # one that only other engines' cells have
 
 
 @dataclass(frozen=True)
 class Interval:
     """A mean with its 95 % interval over prompts.
 
-    `low` and `high` are None of a single prompt, which tells nothing of others. `prompts`: how many there were;
-    older files do not say.
+    `low` and `high` are None of a single prompt, which tells nothing of others. `prompts`: how many there were.
     """
 
     mean: float
@@ -39,10 +36,8 @@ class Interval:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Where the interval begins and ends; None where there is none, as older files say it with equal ends."""
-        if self.low is None or self.high is None or (self.prompts is None and self.low == self.high):
-            return None
-        return self.low, self.high
+        """Where the interval begins and ends; None where there is none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     def above(self, value: float) -> bool:
         """Whether the whole interval lies above the value."""
@@ -230,7 +225,7 @@ class Heading:
     def pair(self) -> tuple[object, ...]:
         """The same, whichever engine measured it."""
         setting = (self.num_speculative_tokens, self.tree_name, self.temperature, self.concurrency, self.context)
-        return (self.target, self.draft, *setting)
+        return (self.target, self.draft, *setting, self.min_confidence)
 
     @property
     def tree_name(self) -> str | None:
@@ -239,8 +234,9 @@ class Heading:
 
     @property
     def drafted(self) -> str:
-        """K as `K=4`, or the tree."""
-        return f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+        """K as `K=4`, or the tree, with the confidence from which on is drafted."""
+        drafted = f"K={self.num_speculative_tokens}" if self.tree is None else self.tree.name
+        return drafted + ("" if self.min_confidence is None else f", draft_confidence {self.min_confidence:g}")
 
     @property
     def drafts_a_round(self) -> str:
@@ -282,7 +278,7 @@ class Cell(Heading, Shown):
 
     The acceptance length is over all `num_rounds`, also those in which nothing was drafted, as n-gram lookup may find
     nothing; `drafted_acceptance_length`, there where it differs, over the `num_drafts` that had a draft, and so are
-    `acceptance_per_pos` and the length of older files, which lack `num_rounds`. `interval_known`: whether the engine
+    `acceptance_per_pos`. `interval_known`: whether the engine
     counted each request by itself; else there is no interval. `estimated`: what was accepted is told from the sizes of
     streamed chunks. What begins with `baseline` is of plain decoding. `passes`: how
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
@@ -292,12 +288,12 @@ class Cell(Heading, Shown):
     the same prompts.
     """
 
-    engine_version: str | None = field(default=None, metadata=OTHERS)
+    engine_version: str | None = field(default=None, metadata=OPTIONAL)
     num_prompts: int | None = None
     output_tokens: int | None = None
     num_rounds: int | None = field(default=None, metadata=OPTIONAL)
     num_drafts: int | None = None
-    num_drafts_beyond: int | None = field(default=None, metadata=OWN)
+    num_drafts_beyond: int | None = field(default=None, metadata=OPTIONAL)
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
     num_accepted_tokens_per_pos: tuple[int, ...] | None = None
@@ -305,7 +301,7 @@ class Cell(Heading, Shown):
     conditional_acceptance_per_pos: tuple[float | None, ...] | None = None
     acceptance_length: Interval | None
     drafted_acceptance_length: Interval | None = field(default=None, metadata=OPTIONAL)
-    interval_known: bool | None = field(default=None, metadata=OTHERS)
+    interval_known: bool | None = field(default=None, metadata=OPTIONAL)
     estimated: bool | None = field(default=None, metadata=OPTIONAL)
     expected_acceptance_length: Interval | None = None
     acceptance_length_by_convention: dict[str, float | None] = field(default_factory=dict)
@@ -328,9 +324,9 @@ class Cell(Heading, Shown):
     repetition: float | None = None
     matches_greedy: bool | None = None
     num_matching_prompts: int | None = None
-    samples: tuple[Transcript, ...] | None = field(default=None, metadata=OWN)
-    near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
-    memory: MemoryPlan | None = field(default=None, metadata=OWN)
+    samples: tuple[Transcript, ...] | None = field(default=None, metadata=OPTIONAL)
+    near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OPTIONAL)
+    memory: MemoryPlan | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
     slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
     over_context: Interval | None = field(default=None, metadata=OPTIONAL)
@@ -410,11 +406,5 @@ def fields_of(record: Any) -> dict[str, Any]:
     return {
         item.name: json_value(getattr(record, item.name), fields_of)
         for item in dataclasses.fields(record)
-        if _written(record, item)
+        if item.metadata != OPTIONAL or getattr(record, item.name) is not None
     }
-
-
-def _written(record: Any, item: dataclasses.Field[Any]) -> bool:
-    if item.metadata == OPTIONAL and getattr(record, item.name) is None:
-        return False
-    return "engine" not in item.metadata or (item.metadata == OWN) == (record.other_engine is None)

@@ -28,7 +28,7 @@ def compare(before: Result, after: Result) -> tuple[ComparedCells, ...]:
     def setting(cell: Cell) -> tuple[object, ...]:
         name = "" if single else cell.draft
         asked = (cell.num_speculative_tokens, cell.tree_name, cell.temperature, cell.concurrency, cell.context)
-        return name, cell.engine, *asked, cell.dataset
+        return name, cell.engine, *asked, cell.min_confidence, cell.dataset
 
     later = {setting(cell): cell for cell in after.cells}
     return tuple(_compared(cell, later[setting(cell)]) for cell in before.cells if setting(cell) in later)

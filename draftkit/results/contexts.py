@@ -44,7 +44,7 @@ def _sweeps(cells: Sequence[Cell]) -> dict[tuple[object, ...], list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, cell in enumerate(cells):
         alike = cell.draft, cell.engine, cell.num_speculative_tokens, cell.tree, cell.temperature, cell.concurrency
-        groups.setdefault(alike, []).append(at)
+        groups.setdefault((*alike, cell.min_confidence), []).append(at)
     return {alike: places for alike, places in groups.items() if len({cells[at].context for at in places}) > 1}
 
 

@@ -20,7 +20,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 from draftkit.results.cell import Cell, Interval, PromptRecord, fields_of
-from draftkit.results.statistics import Estimate, Sums, holm, jackknife, log_length, mean_length, student, student_below
+from draftkit.results.statistics import Estimate, Sums, holm, jackknife, mean_length, student, student_below
 
 TOLERANCE = 0.02  # the loss that nobody minds, as a share
 ALPHA = 0.05
@@ -66,6 +66,7 @@ class GatedCell:
     draft_sampling: str | None
     context: int | None
     tree: str | None
+    draft_confidence: float | None
     concurrency: int
     old: float
     new: float
@@ -78,6 +79,7 @@ class GatedCell:
     def name(self) -> str:
         context = "" if self.context is None else f", context {self.context}"
         drafted = f"K = {self.num_speculative_tokens}" if self.tree is None else self.tree
+        drafted += "" if self.draft_confidence is None else f", draft_confidence {self.draft_confidence:g}"
         return f"{self.draft} at {drafted}, T = {self.temperature:g}{context}"
 
     @property
@@ -146,18 +148,6 @@ def gated(
     return Gate(_worst(found), tolerance, against, tuple(found), tuple(notes))
 
 
-def gated_by_length(cells: Sequence[tuple[Cell, float]], tolerance: float, against: str, notes: Sequence[str]) -> Gate:
-    """The same against lengths of which nothing else is known: each has the error of the new cell, on other prompts."""
-    sums = [sums_of(cell) for cell, _ in cells]
-    estimates = [ratio_to(own, length) for own, (_, length) in zip(sums, cells, strict=True)]
-    judged = judgements(estimates, [len(own) for own in sums], tolerance)
-    found = [
-        _gated_cell(cell, (length, mean_length(own)), len(own), _left_out(cell, own), False, one)
-        for (cell, length), own, one in zip(cells, sums, judged, strict=True)
-    ]
-    return Gate(_worst(found), tolerance, against, tuple(found), tuple(notes))
-
-
 def sums_of(cell: Cell) -> Sums:
     """Of each prompt what was accepted, and the rounds that had a draft; prompts without any are left out. The turns of
     one conversation are one prompt."""
@@ -204,14 +194,6 @@ def ratio_of(new: Sums, old: Sums) -> Estimate:
     if len(rows) < 2:
         return Estimate(log(mean_length(new) / mean_length(old)) if rows else 0.0, inf, 1)
     return jackknife(rows, log_ratio)
-
-
-def ratio_to(new: Sums, length: float) -> Estimate:
-    """log r against a length that was measured on other prompts, as well as the new one but no better."""
-    if len(new) < 2:
-        return Estimate(log(mean_length(new) / length) if new else 0.0, inf, 1)
-    found = log_length(new)
-    return Estimate(found.value - log(length), sqrt(2) * found.error, found.degrees)
 
 
 def judgements(estimates: Sequence[Estimate], prompts: Sequence[int], tolerance: float) -> list[Judgement]:
@@ -300,6 +282,7 @@ def _gated_cell(
         cell.draft_sampling,
         cell.context,
         cell.tree_name,
+        cell.min_confidence,
         cell.concurrency,
         *lengths,
         prompts,

@@ -17,6 +17,7 @@ SETTING: dict[str, Callable[[Cell], object]] = {
     "draft sampling": lambda cell: cell.draft_sampling,
     "context": lambda cell: cell.context,
     "tree": lambda cell: cell.tree_name,
+    "draft_confidence": lambda cell: cell.min_confidence or 0.0,
 }
 SAID_BY_NONE = ("context", "tree")  # of what None says: no padding, and a chain
 # What must be the same on both sides, where both say it.
@@ -26,7 +27,6 @@ SAME: dict[str, Callable[[Cell], object]] = {
     "target weights": lambda cell: cell.target_sha256,
     "max_new_tokens": lambda cell: cell.max_new_tokens,
     "verification": lambda cell: cell.verification,
-    "draft_confidence": lambda cell: cell.min_confidence or 0.0,
     "way of counting": lambda cell: "told from chunks" if cell.estimated else "counted",
 }
 CUTS: dict[str, Callable[[Cell], object]] = {  # of what is drawn
@@ -50,10 +50,10 @@ def gate_results(new: Result, old: Result, tolerance: float = TOLERANCE) -> Gate
 def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str]]:
     """The pairs of cells, new and old, of the settings that both results have, and notes on what is not compared.
 
-    Settings are those of draft, K or tree, T, draft sampling and context; where a result has several such cells, of
-    engine and concurrency too. Drafts go by their names, unless each result has but one. Raises `DraftkitError` that
-    names what differs where no setting is in both, for a pair of other prompts, template, sampling or target, and for
-    an old draft that does nothing.
+    Settings are those of draft, K or tree, T, draft sampling, context and draft_confidence; where a result has several
+    such cells, of engine and concurrency too. Drafts go by their names, unless each result has but one. Raises
+    `DraftkitError` that names what differs where no setting is in both, for a pair of other prompts, template, sampling
+    or target, and for an old draft that does nothing.
     """
     single = all(len({cell.draft for cell in result.cells}) == 1 for result in (new, old))
     pairs, left = [], []
@@ -65,8 +65,8 @@ def matched(new: Result, old: Result) -> tuple[list[tuple[Cell, Cell]], list[str
         raise _nothing_in_common(new, old, single)
     for one, other in pairs:
         _require_same(one, other, new, old)
-        require_counts(one, new.path)
-        require_counts(other, old.path)
+        _require_counts(one, new.path)
+        _require_counts(other, old.path)
         require_alive(other, old.path)
     return pairs, [*([f"not in {new.path}, and not compared: {'; '.join(left)}"] if left else []), *_doubts(pairs)]
 
@@ -79,7 +79,7 @@ def repeats(new: Result, old: Result, pair: tuple[Cell, Cell]) -> bool:
     return same and one.temperature == 0 and one.engine == other.engine == OWN_ENGINE
 
 
-def require_counts(cell: Cell, where: str) -> None:
+def _require_counts(cell: Cell, where: str) -> None:
     """Raise `DraftkitError` unless a cell has the counts of each prompt, of rounds with a draft."""
     if not cell.by_prompt:
         raise DraftkitError(

@@ -143,6 +143,11 @@ METRICS = (
     ),
     Metric("tree", "tree_name", "tree", "", ("csv",)),
     Metric(
+        "draft_confidence", "min_confidence", "draft confidence", "g",
+        ("table", "details", "card", "csv", "page", "notebook"),
+        sparing=("table", "details", "card", "page", "notebook"),
+    ),
+    Metric(
         "temperature", "temperature", "T", "g",
         ("table", "details", "card", "csv", "page", "notebook"), sparing=("table", "details"),
     ),

@@ -1,7 +1,7 @@
 """A measurement: made by every engine, returned by `evaluate_draft`, written as JSON and read back, shown by reports.
 
 Fields are added over time and never renamed, so a reader passes over those it does not know, and copes without those
-that are optional here: older files, and other engines, lack them.
+that are optional here, which engines lack that cannot tell them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from draftkit.results.metrics import metrics_of
 from draftkit.results.verdict import ResultVerdict, verdicts
 
 SCHEMA = 1
-TRUSTED = 0.1  # the mean error up to which a speed model is believed, where no interval says
 
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Milliseconds of a round; K = 0 is plain decoding. `num_verified`: of how many of its drafts the target was
-    given, where that is not all."""
+    """Milliseconds of a round; K = 0 is plain decoding."""
 
     concurrency: int
     num_speculative_tokens: int
     ms: float
-    num_verified: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,7 @@ class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
-    `withheld`: why there is no schedule and no best K, and what to measure instead. `verified_ms`: rounds of a draft
-    that estimates its chances, with fewer drafts for the target.
+    `withheld`: why there is no schedule and no best K, and what to measure instead.
     """
 
     draft: str
@@ -73,19 +69,11 @@ class SpeedModel:
     largest_batch: int | None = None
     context: int | None = field(default=None, metadata=OPTIONAL)
     withheld: str | None = field(default=None, metadata=OPTIONAL)
-    verified_ms: tuple[RoundTime, ...] | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def drafted(self) -> int | None:
         """The most draft tokens that were measured; what is predicted of more is extrapolated."""
         return max((one.num_speculative_tokens for one in self.measured), default=None)
-
-    @property
-    def doubt(self) -> str | None:
-        """Why its advice is not to be relied on; of an older file, which compared without intervals, by the mean."""
-        if self.withheld is None and self.mean_error is not None and self.mean_error > TRUSTED:
-            return f"the predictions were off by {self.mean_error:.0%} on average"
-        return self.withheld
 
     def __post_init__(self) -> None:
         if any(len(entry) != 3 for entry in self.schedule or ()):
@@ -110,8 +98,8 @@ class ResultWarning:
 class Result(Shown):
     """A measurement: a cell for each draft and setting, and how all of them were made.
 
-    `verdicts`: what `results/verdict.py` says of the cells; older files lack them. `path`: the name of the file that it
-    was read from.
+    `verdicts`: what `results/verdict.py` says of the cells; of a run that was stopped, none. `path`: the name of the
+    file that it was read from.
     """
 
     cells: tuple[Cell, ...]
@@ -127,7 +115,7 @@ class Result(Shown):
 
     @property
     def judged(self) -> tuple[ResultVerdict, ...]:
-        """The verdicts; an older file has none, and then its cells are judged."""
+        """The verdicts; those of a run that was stopped follow from its cells."""
         return self.verdicts or verdicts(self.cells)
 
     @property

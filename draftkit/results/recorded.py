@@ -28,7 +28,7 @@ HEADING = (
 class RecordedRound:
     """A round of a file, as `draftkit.runtime.records.Round` has it, with how it was asked for. `slices`: what its
     prompt is, as `category=code`. `tree`: where one was drafted; `drafted` are then its nodes, and `expected` is of
-    levels. Older files have no more than the first fields."""
+    levels. What a draft does not say is empty."""
 
     draft: str
     num_speculative_tokens: int

@@ -19,14 +19,12 @@ from draftkit.results.record import SCHEMA, named_result, read_result, result_js
 
 
 def replaced_by(cell: Cell, cells: list[Cell]) -> str | None:
-    """Take the older cell that was asked for as `cell` out of `cells`; why it no longer counts, None without one."""
-    older = next((other for other in cells if other.asked == cell.asked), None)
-    if older is None:
+    """Take the saved cell that was asked for as `cell` out of `cells`; why it no longer counts, None without one."""
+    saved = next((other for other in cells if other.asked == cell.asked), None)
+    if saved is None:
         return None
-    cells.remove(older)
-    if older.prompts_sha256 is None:  # prompts always have a digest
-        return "the saved figure does not say which weights, prompts and template it belongs to"
-    changed = [name.removesuffix("_sha256") for name in DIGESTS if older.digests[name] != cell.digests[name]]
+    cells.remove(saved)
+    changed = [name.removesuffix("_sha256") for name in DIGESTS if saved.digests[name] != cell.digests[name]]
     return f"{' and '.join(changed)} changed since the saved figure was measured"
 
 

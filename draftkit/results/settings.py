@@ -194,6 +194,7 @@ class Settings:
         concurrency: int | None = None,
         temperature: float | None = None,
         context: int | None = None,
+        draft_confidence: float | None = None,
     ) -> Settings:
         """The same settings but for those that a sweep varies; None keeps what they are."""
         return replace(
@@ -203,6 +204,9 @@ class Settings:
             concurrency=_or(concurrency, self.concurrency),
             context=_or(context, self.context),
             sampling=replace(self.sampling, temperature=_or(temperature, self.sampling.temperature)),
+            draft_sampling=replace(
+                self.draft_sampling, min_confidence=_or(draft_confidence, self.draft_sampling.min_confidence)
+            ),
         )
 
     def sweep(
@@ -213,6 +217,7 @@ class Settings:
         concurrency: Sequence[int] = (),
         temperature: Sequence[float] = (),
         context: Sequence[int] = (),
+        draft_confidence: Sequence[float] = (),
     ) -> Sweep:
         """Every combination of these values, all else as it is; without values, that of these settings.
 
@@ -221,12 +226,20 @@ class Settings:
         (self.at(tree=tree[0]) if tree else self)._check_ks(k)
         return Sweep(
             tuple(
-                self.at(num_speculative_tokens=tokens, tree=shape, concurrency=batch, temperature=hot, context=length)
+                self.at(
+                    num_speculative_tokens=tokens,
+                    tree=shape,
+                    concurrency=batch,
+                    temperature=hot,
+                    context=length,
+                    draft_confidence=least,
+                )
                 for length in context or (self.context,)
                 for hot in temperature or (self.sampling.temperature,)
                 for batch in concurrency or (self.concurrency,)
                 for shape in tree or (self.tree,)
                 for tokens in k or (self.num_speculative_tokens,)
+                for least in draft_confidence or (self.draft_sampling.min_confidence,)
             )
         )
 
@@ -251,8 +264,8 @@ def _or(value: Value | None, default: Value) -> Value:
 class Sweep:
     """Settings that are measured one after another: what all of one measurement are asked.
 
-    They are alike but for K, tree, concurrency, temperature and context. Raises `DraftkitError` otherwise, and for
-    none.
+    They are alike but for K, tree, concurrency, temperature, context and draft_confidence. Raises `DraftkitError`
+    otherwise, and for none.
     """
 
     settings: tuple[Settings, ...]
@@ -261,7 +274,7 @@ class Sweep:
         if len({_shared(settings) for settings in self.settings}) != 1:
             raise DraftkitError(
                 f"a sweep of {len(self.settings)} settings",
-                expected="at least one, and no difference but in K, tree, concurrency, temperature and context",
+                expected="at least one, alike but for K, tree, concurrency, temperature, context and draft_confidence",
             )
         if not self.trees:
             self.first._check_ks(self.k)
@@ -335,8 +348,8 @@ class Taken:
 
     def check(self, sweep: Sweep) -> None:
         """Raise `SettingError` for a setting that the engine does not take, instead of one that means nothing."""
-        given, usual = values_of(sweep.first), values_of(Settings())
-        beyond = {name: f"{name} {given[name]!r}" for name in self.left if given[name] != usual[name]}
+        given, usual = [values_of(one) for one in sweep.settings], values_of(Settings())
+        beyond = {name: f"{name} {one[name]!r}" for name in self.left for one in given if one[name] != usual[name]}
         if len(sweep.k) > 1 and not self.several_k:
             beyond["num_speculative_tokens"] = "several K"
         if (verification := sweep.first.verification) not in self.verification:
@@ -360,5 +373,5 @@ VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperatur
 def _shared(settings: Settings) -> str:
     """What all settings of a sweep have in common, to compare; there may be dictionaries in it."""
     varied = {"num_speculative_tokens", "tree", "concurrency", "context"}
-    shared = {name: value for name, value in vars(settings.at(temperature=0.0)).items() if name not in varied}
-    return repr(shared)
+    shared = vars(settings.at(temperature=0.0, draft_confidence=0.0))
+    return repr({name: value for name, value in shared.items() if name not in varied})

@@ -244,7 +244,7 @@ def _may_be_as_fast(cell: Cell, chosen: Cell) -> bool:
 
 
 def _is_same(one: Cell, other: Cell) -> bool:
-    asked = ((cell.draft, cell.num_speculative_tokens, cell.tree) for cell in (one, other))
+    asked = ((cell.draft, cell.num_speculative_tokens, cell.tree, cell.min_confidence) for cell in (one, other))
     return next(asked) == next(asked)
 
 
@@ -261,7 +261,8 @@ def _longest(cells: Sequence[Cell]) -> Cell:
 
 
 def _named(cell: Cell) -> str:
-    return f"{cell.draft} {at_setting(cell.num_speculative_tokens, cell.tree_name)}"
+    sure = "" if cell.min_confidence is None else f" and draft_confidence {cell.min_confidence:g}"
+    return f"{cell.draft} {at_setting(cell.num_speculative_tokens, cell.tree_name)}{sure}"
 
 
 def at_setting(k: int | None, tree: str | None) -> str:

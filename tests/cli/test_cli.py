@@ -41,6 +41,7 @@ SURFACE = {
         "--part",
         "--into",
         "--set",
+        "--settings",
         "--ignore-key",
         "--check",
         "--digest",
@@ -56,8 +57,8 @@ SURFACE = {
         "[SOURCE]", "--target", "--revision", "--from", "--check", "--formats", "--for", "--verbose", "-v", "--json",
     ],
     "eval": [
-        "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--dataset", "--prompts",
-        "--limit",
+        "--target", "--target-adapter", "--draft", "--k", "--tree", "--temperature", "--set", "--settings", "--dataset",
+        "--prompts", "--limit",
         "--max-new-tokens", "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype",
         "--compile", "--trust-remote-code", "--engine", "--vllm-python", "--server", "--server-baseline", "--advise",
         "--dry-run", "--out", "--resume", "--records", "--require-al", "--min-acceptance-length", "--details",
@@ -65,19 +66,14 @@ SURFACE = {
     ],
     "gate": [
         "--against", "[NEW]", "--tolerance", "--undecided", "--target", "--draft", "--device", "--trust-remote-code",
-        "--engine", "--vllm-python", "--server", "--out", "--write-golden", "--junit", "--summary", "--json",
+        "--engine", "--vllm-python", "--server", "--out", "--junit", "--summary", "--json",
     ],
-    "published": ["[PAIR]", "--json"],
     "certify": [
-        "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
+        "--target", "--draft", "--k", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
         "--concurrency", "--device", "--device-map", "--dtype", "--compile", "--trust-remote-code", "--engine",
         "--vllm-python", "--server", "--server-baseline", "--out", "--json",
     ],
-    "calibrate": [
-        "RECORDS", "--of", "--times", "--out", "--check", "--target", "--draft", "--concurrency", "--dataset",
-        "--prompts", "--limit", "--max-new-tokens", "--device", "--dtype", "--trust-remote-code", "--json",
-    ],
-    "settings": ["[KIND]", "[NAME]", "--json"],
+    "calibrate": ["RECORDS", "--of", "--out", "--json"],
     "train": [
         "--config",
         "--recipe",
@@ -90,6 +86,7 @@ SURFACE = {
         "--vllm-python",
         "--lora",
         "--set",
+        "--settings",
         "--resume",
         "--plan-vocab",
         "--dry-run",
@@ -141,11 +138,7 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "report": ["RESULTS", "--out", "--figures", "--profiles", "--force"],
-    "card": [
-        "FOLDER", "[RESULTS]", "--repo", "--license", "--base-model", "--dataset", "--language", "--force", "--for",
-        "--json",
-    ],
+    "report": ["RESULTS", "--out", "--figures", "--force"],
     "push": [
         "FOLDER",
         "REPO",
@@ -158,6 +151,8 @@ SURFACE = {
         "--revision",
         "--allow-unmeasured",
         "--dry-run",
+        "--force",
+        "--for",
         "--json",
     ],
     "vocab transplant": [
@@ -543,8 +538,8 @@ def test_commands_that_are_printed_can_be_pasted(draftkit: Command, source: Path
         "next:", "draftkit", "eval", "--target", str(odd_target), "--draft", str(out),
     ]  # fmt: skip
     assert shlex.split(ran.out.splitlines()[-1])[:4] == ["vLLM:", "vllm", "serve", str(odd_target)]
-    ran = draftkit("card", out)
-    assert shlex.split(ran.err) == ["next:", "draftkit", "push", str(out), "ORG/NAME", "--dry-run"]
+    ran = draftkit("push", out, "ORG/NAME", "--dry-run", "--allow-unmeasured")
+    assert shlex.split(ran.err) == ["next:", "draftkit", "push", str(out), "ORG/NAME"]
     ran = draftkit("convert", out, tmp_path / "again")
     assert shlex.split(ran.err.splitlines()[-1]) == ["next:", "draftkit", "inspect", str(out)]
 

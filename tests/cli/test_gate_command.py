@@ -1,4 +1,4 @@
-"""`draftkit gate` as a user runs it: exit codes, what CI reads, references of other projects, and what it measures."""
+"""`draftkit gate` as a user runs it: exit codes, what CI reads, and what it measures."""
 
 from __future__ import annotations
 
@@ -10,30 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 from conftest import Command
 from fixtures.servers.vllm_server import VllmTestServer
 from markdown_it import MarkdownIt
-
-from draftkit.results.golden import GoldenFile
-
-TRT = """# SPDX-License-Identifier: Apache-2.0
-TestA::test_one[mode=a]:
-  ref_al: 2.5
-  min_al: 2.375
-# why this one is low
-TestB::test_two:
-  ref_al: 1.009717
-  min_al: 1.001
-"""
-INFERENCEX = """# run 1
-a-model:
-  thinking_on:
-    1: 1.84
-    4: 2.00
-  thinking_off:
-    4: 2.52  # noted
-"""
 
 
 def write(path: Path, share: float = 1.0, prompts: int = 40, **changes: Any) -> Path:
@@ -112,63 +91,6 @@ def test_the_summary_is_markdown_and_is_appended(draftkit: Command, tmp_path: Pa
     assert "<script>" not in page.read_text()
 
 
-def test_references_of_tensorrt_llm_are_read_and_written(draftkit: Command, tmp_path: Path, old: Path) -> None:
-    file = tmp_path / "acceptance_length.yaml"
-    file.write_text(TRT)
-    told = draftkit("gate", old, "--against", f"trt:TestA::test_one[mode=a]={file}")
-    assert told.code == 3
-    assert "average of batch averages" in told.out
-    assert draftkit("gate", old, "--against", old, "--write-golden", f"trt:TestA::test_one[mode=a]={file}").code == 0
-    assert draftkit("gate", old, "--against", old, "--write-golden", f"trt:New::test={file}").code == 0
-    found = yaml.safe_load(file.read_text())
-    assert found["TestB::test_two"] == {"ref_al": 1.009717, "min_al": 1.001}
-    for key in ("TestA::test_one[mode=a]", "New::test"):
-        assert found[key]["ref_al"] == pytest.approx(2.15, abs=0.05)
-        assert found[key]["min_al"] == pytest.approx(0.95 * found[key]["ref_al"], abs=1e-5)
-    assert "# why this one is low" in file.read_text()
-    dead = draftkit("gate", old, "--against", f"trt:TestB::test_two={file}")
-    assert (dead.code, "does nothing" in dead.err) == (1, True)
-
-
-def test_references_of_inferencex_are_read_and_written(draftkit: Command, tmp_path: Path, old: Path) -> None:
-    file = tmp_path / "golden.yaml"
-    file.write_text(INFERENCEX)
-    told = draftkit("gate", old, "--against", f"inferencex:{file}")
-    assert told.code == 3
-    assert "against 2.52" in told.out
-    assert draftkit("gate", old, "--against", old, "--write-golden", f"inferencex:{file}").code == 0
-    found = yaml.safe_load(file.read_text())
-    assert found == {"a-model": {"thinking_on": {1: 1.84, 4: 2.0}, "thinking_off": {4: pytest.approx(2.15, abs=0.05)}}}
-    fresh = tmp_path / "new.yaml"
-    draftkit("gate", old, "--against", old, "--write-golden", f"inferencex:{fresh}")
-    assert list(yaml.safe_load(fresh.read_text())) == ["a-model"]
-
-
-def test_no_reference_is_written_of_what_is_worse_or_unclear(draftkit: Command, tmp_path: Path, old: Path) -> None:
-    file = tmp_path / "golden.yaml"
-    for new in (write(tmp_path / "worse.json", 0.8), write(tmp_path / "few.json", prompts=5)):
-        against = old if "worse" in new.name else new
-        assert draftkit("gate", new, "--against", against, "--write-golden", f"inferencex:{file}").code in (3, 4)
-        assert not file.exists()
-
-
-@pytest.mark.parametrize("text", ["a: [1, 2\n", "a: {b: 1}\n", "- a\n", "a:\n\t- b\n", "&a a: *a\n"])
-def test_a_file_that_cannot_be_edited_stays_as_it_is(text: str, draftkit: Command, tmp_path: Path, old: Path) -> None:
-    file = tmp_path / "golden.yaml"
-    file.write_text(text)
-    found = draftkit("gate", old, "--against", old, "--write-golden", f"trt:a={file}")
-    assert file.read_text() == text if found.code else yaml.safe_load(file.read_text())["a"]["min_al"]
-
-
-def test_all_references_are_written_or_none(draftkit: Command, tmp_path: Path) -> None:
-    result, good = write(tmp_path / "r.json"), tmp_path / "good.yaml"
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("a: [1")
-    wanted = ("--write-golden", f"trt:K={good}", "--write-golden", f"trt:K={bad}")
-    assert draftkit("gate", result, "--against", result, *wanted).code == 1
-    assert not good.exists()
-
-
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', "[]"])
 def test_a_truncated_result_is_refused(text: str, draftkit: Command, tmp_path: Path, old: Path) -> None:
     broken = tmp_path / "broken.json"
@@ -181,8 +103,7 @@ def test_a_truncated_result_is_refused(text: str, draftkit: Command, tmp_path: P
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--tolerance", "1"), ("--tolerance", "nan"), ("--target", "zoo:target"), ("--write-golden", "x.yaml"),
-     ("--against", "trt:x.yaml"), ("--undecided", "maybe")],
+    [("--tolerance", "1"), ("--tolerance", "nan"), ("--target", "zoo:target"), ("--undecided", "maybe")],
 )  # fmt: skip
 def test_wrong_use_is_a_usage_error(arguments: tuple[str, ...], draftkit: Command, old: Path) -> None:
     assert draftkit("gate", old, "--against", old, *arguments).code == 2
@@ -193,11 +114,6 @@ def test_outputs_are_no_inputs(draftkit: Command, old: Path) -> None:
     for option in ("--junit", "--summary"):
         assert draftkit("gate", old, "--against", old, option, old).code == 1
     assert old.read_text() == before
-
-
-def test_a_golden_file_is_told_from_a_result() -> None:
-    assert GoldenFile.of("old.json") is None
-    assert GoldenFile.of("trt:A::b[c=d]=f.yaml") == GoldenFile("trt", Path("f.yaml"), "A::b[c=d]")
 
 
 @pytest.mark.slow

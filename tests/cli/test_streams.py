@@ -85,7 +85,6 @@ def test_no_command_fails_over_what_a_stream_lacks(
     (tmp_path / "result.json").write_text(json.dumps(full_result()), encoding="utf-8")
     in_encoding(encoding, "report", "result.json", "--out", "pâge →.html", "--figures", "figures")
     assert "×" in (tmp_path / "pâge →.html").read_text(encoding="utf-8")
-    in_encoding(encoding, "card", NAME)
     assert in_encoding(encoding, "push", NAME, "org/name", "--dry-run", "--allow-unmeasured")[0]
     monkeypatch.setattr("draftkit.doctor.diagnose.diagnose_draft", lambda *_, **__: DIAGNOSIS)
     out, _ = in_encoding(encoding, "doctor", "--target", "zoo:target", "--draft", NAME)

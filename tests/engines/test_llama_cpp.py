@@ -95,7 +95,9 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert all(cell["baseline_tokens_per_second"] and cell["matches_greedy"] == 1 for cell in cells)
     untold = [w for w in json.loads(outcome.out)["warnings"] if w["name"] == "not-told"]
     assert any("at each position by request" in warning["message"] for warning in untold)
-    assert draftkit("card", folder, out).code == 0  # what was measured was this draft, whatever its file is called
+    assert (
+        draftkit("push", folder, "org/draft", "--results", out, "--dry-run", "--allow-unmeasured").code == 0
+    )  # what was measured was this draft, whatever its file is called
     assert "draft.gguf --spec-type draft-eagle3" in (folder / "README.md").read_text()
     block = draftkit(*command, "--draft", "zoo:dflash", "--k", 9)
     assert "at most 7 tokens a round" in block.err

@@ -265,19 +265,18 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
 def test_vllm_is_certified_as_it_is_measured(
     planted: str, falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command
 ) -> None:
-    """At the most draft tokens, and at the temperatures of the run: greedily with log-probabilities, then drawn."""
+    """At the most draft tokens, greedily, with log-probabilities."""
     monkeypatch.setenv("FAKE_VLLM", planted)
     ran = draftkit(
-        "certify", "--target", falcon, "--draft", "ngram", "--dataset", "zoo", "--k", "2,4", "--temperature", "0,1",
+        "certify", "--target", falcon, "--draft", "ngram", "--dataset", "zoo", "--k", "2,4",
         "--limit", 3, "--max-new-tokens", 20, "--device", "cpu", "--vllm-python", sys.executable, "--json",
     )  # fmt: skip
     (found,) = json.loads(ran.out)["certificates"]
-    assert (ran.code, found["verdict"]) == ((1, "bug") if planted else (0, "no difference seen")), ran.err
+    assert (ran.code, found["verdict"]) == ((3, "bug") if planted else (0, "no difference seen")), ran.err
     assert ("vllm is not lossless with ngram: request" in ran.err) is bool(planted)
-    assert (found["engine"], found["draft"], found["requests"], len(found["tests"])) == ("vllm", "ngram", 3, 7)
-    assert {test["name"].rpartition(" ")[2] for test in found["tests"]} == {"1"}
+    assert (found["engine"], found["draft"], found["requests"]) == ("vllm", "ngram", 3)
     asked = [[sampling["logprobs"] for sampling in run] for run in journal.entries("sampling")]
-    assert asked[-5:] == [[5] * 3, [1] * 500, asked[-3], [5] * 3, [1] * 500]  # the second engine's warm-up between
+    assert asked[-3:] == [[5] * 3, asked[-2], [5] * 3]  # the second engine's warm-up between
     drafting = [a["speculative_config"] for a in journal.entries("arguments") if "speculative_config" in a]
     assert drafting[-1]["num_speculative_tokens"] == 4
     if planted:

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from conftest import Command
@@ -18,18 +17,16 @@ from lossless.planted import plant_acceptance, plant_cache_off_by_one
 from rich.console import Console
 
 from draftkit.engines.records import Answer
-from draftkit.evaluate.certificate import APART, Certificate, CertificateRequests, certify_draft, compared
+from draftkit.evaluate.certificate import Certificate, certify_draft, compared
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.measure import Lane, Run
-from draftkit.evaluate.two_samples import homogeneity, rank_test
 from draftkit.report.terminal.engines import certificate
-from draftkit.requests import Request, SamplingParameters
-from draftkit.results.settings import Settings, Sweep
+from draftkit.requests import Request
+from draftkit.results.settings import Settings
 
 V = 12  # tokens of the language below
 K = 3
 REQUESTS = [Request(str(n), (n, 5, 2 * n % V), 24) for n in range(6)]
-HOT = SamplingParameters(1.0, top_p=0.95, seed=1)
 Law = Callable[[Sequence[int]], list[float]]
 
 
@@ -44,27 +41,17 @@ def logprobs(logits: Sequence[float]) -> list[float]:
     return [value - total for value in logits]
 
 
-def draw(context: Sequence[int], asked: Question, chance: random.Random, of: Law = law) -> int:
+def best(context: Sequence[int], of: Law = law) -> int:
     logits = of(context)
-    if not asked.temperature:
-        return max(range(V), key=logits.__getitem__)
-    weights = [math.exp(value / asked.temperature) for value in logits]
-    order = sorted(range(V), key=lambda token: -weights[token])
-    kept, mass = [], 0.0
-    for token in order:
-        kept.append(token)
-        mass += weights[token] / sum(weights)
-        if mass >= asked.top_p:
-            break
-    return chance.choices(kept, [weights[token] for token in kept])[0]
+    return max(range(V), key=logits.__getitem__)
 
 
 def speaking(drafted: Law | None = None, planted: str = "") -> Callable[[Question], Spoken]:
     """An engine of the language; with a draft of a law of its own, it drafts K tokens, and accepts what it would have
-    drawn itself (which is lossless), unless a bug is planted."""
+    taken itself (which is lossless), unless a bug is planted."""
 
     def speak(asked: Question) -> Spoken:
-        chance = random.Random(f"{asked.seed} {asked.prompt}")
+        chance = random.Random(f"{asked.prompt}")
         tokens: list[int] = []
         chunks: list[list[int]] = []
         while len(tokens) < asked.max_tokens:
@@ -73,12 +60,11 @@ def speaking(drafted: Law | None = None, planted: str = "") -> Callable[[Questio
                 context = [*asked.prompt, *tokens, *chunk]
                 if planted == "cache" and chunks and len(tokens) > 6:
                     context = [*context[:-2], context[-1], context[-1]]  # reads what lies one entry too early
-                forgets = planted == "forgets top-p" and chunks
-                own = draw(context, replace(asked, top_p=1.0) if forgets else asked, chance)
+                own = best(context)
                 if drafted is None or step == K or not chunks:
                     chunk.append(own)
                     break
-                proposed = draw(context, asked, chance, drafted)
+                proposed = best(context, drafted)
                 if planted == "takes drafts for granted" and chance.random() < 0.5:
                     own = proposed
                 chunk.append(own)
@@ -94,18 +80,16 @@ def speaking(drafted: Law | None = None, planted: str = "") -> Callable[[Questio
     return speak
 
 
-def flatter(context: Sequence[int]) -> list[float]:
-    return [value / 2 for value in law(context)]
+def rougher(context: Sequence[int]) -> list[float]:
+    """A draft's law, which often has another best token."""
+    return [value + math.cos(5 * token + context[-1]) for token, value in enumerate(law(context))]
 
 
 def lane(speak: Callable[[Question], Spoken]) -> Lane:
     def run(requests: Sequence[Request]) -> Run:
         answers = []
         for request in requests:
-            drawn = request.sampling
-            asked = Question(
-                request.prompt, request.max_new_tokens, drawn.temperature, drawn.top_p, drawn.top_k, drawn.seed
-            )
+            asked = Question(request.prompt, request.max_new_tokens, 0.0, 1.0, 0, 0)
             spoken = speak(asked)
             own = tuple(row[token] for row, token in zip(spoken.logprobs, spoken.tokens, strict=True))
             answers.append(Answer(tuple(spoken.tokens), None, None, logprobs=own, alternatives=tuple(spoken.logprobs)))
@@ -114,14 +98,13 @@ def lane(speak: Callable[[Question], Spoken]) -> Lane:
     return run
 
 
-def judged(plain: Lane, drafting: Lane, samplings: Sequence[SamplingParameters] = ()) -> Certificate:
-    wanted, names = CertificateRequests.of(REQUESTS, samplings), ("target", "draft", "engine")
-    answers = wanted.answers(plain, APART), wanted.answers(drafting)
-    return compared(wanted, *answers, names=names, samplings=samplings, concurrency=1)
+def judged(plain: Lane, drafting: Lane) -> Certificate:
+    names = ("target", "draft", "engine")
+    return compared(REQUESTS, plain(REQUESTS), drafting(REQUESTS), names=names, concurrency=1)
 
 
-def certified(planted: str = "", sampling: SamplingParameters = HOT) -> Certificate:
-    return judged(lane(speaking()), lane(speaking(flatter, planted)), [sampling])
+def certified(planted: str = "") -> Certificate:
+    return judged(lane(speaking()), lane(speaking(rougher, planted)))
 
 
 def rendered(found: Certificate) -> str:
@@ -135,29 +118,16 @@ def test_a_lossless_engine_is_not_accused() -> None:
     assert (found.verdict, found.failures, found.divergences) == ("no difference seen", (), ())
     assert found.tokens == 24 * len(REQUESTS)
     assert found.detectable_rate == pytest.approx(1 - 0.05 ** (1 / found.tokens))
-    assert all(0 < test.detectable < 0.5 for test in found.tests)
-    assert len(found.tests) == 7
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("planted", "where"),
-    [
-        ("takes drafts for granted", "token 2"),
-        ("forgets top-p", "token 2"),
-        ("cache", "position"),
-    ],
-)
-def test_a_planted_bug_is_found(planted: str, where: str) -> None:
-    found = certified(planted, replace(HOT, top_p=0.5))
+@pytest.mark.parametrize(("planted", "after"), [("takes drafts for granted", 0), ("cache", 6)])
+def test_a_planted_bug_is_found(planted: str, after: int) -> None:
+    found = certified(planted)
     assert found.verdict == "bug"
-    assert any(where in failure for failure in found.failures), found.failures
-    # The prefill has no draft: what precedes it is never accused.
-    assert not any("token 1 " in failure for failure in found.failures)
-    if where == "position":
-        assert found.first_bug is not None
-        assert found.first_bug.position > 6
-        assert found.first_bug.logprobs is not None
+    assert found.first_bug is not None
+    assert found.first_bug.position > after  # the prefill has no draft: what precedes it is never accused
+    assert found.first_bug.logprobs is not None
+    assert found.failures == (f"request {found.first_bug.request}, position {found.first_bug.position}: no near-tie",)
     text = rendered(found)
     assert "draft on target in engine: bug" in text
     assert "it would have seen, with 95 %" in text
@@ -202,24 +172,23 @@ def test_an_engine_without_log_probabilities_is_not_judged_where_it_differs() ->
 OWN = Settings(num_speculative_tokens=2, concurrency=4, limit=5, max_new_tokens=12, dtype="float32")
 
 
-def own(draft: str = "zoo:eagle3", asked: Settings | Sweep = OWN) -> Certificate:
-    (found,) = certify_draft("zoo:target", draft, asked, engines=[OwnEngine()], samples=20)
+def own(draft: str = "zoo:eagle3", asked: Settings = OWN) -> Certificate:
+    (found,) = certify_draft("zoo:target", draft, asked, engines=[OwnEngine()])
     return found
 
 
 @pytest.mark.slow
 def test_draftkit_s_own_engine_is_certified_as_any_other() -> None:
-    found = own(asked=OWN.sweep(temperature=(0.0, 1.0)))
+    found = own()
     assert (found.verdict, found.engine, found.requests) == ("no difference seen", "draftkit", 5), found.failures
-    assert (found.reference.name, found.reference.requests) == ("transformers' generate", 4)
+    assert (found.reference.name, found.reference.requests) == ("transformers' generate", 5)
     assert found.floor is not None
-    assert 0 < found.floor < 1e-3  # what two batch sizes differ by in float32
+    assert 0 < found.floor < 1e-3  # what rounding can do in float32
     assert found.moved is None
-    assert len(found.tests) == 7
     text = rendered(found)
     assert "Losslessness of zoo:eagle3 on zoo:target in draftkit: no difference seen" in text
-    assert "4 of 4 = transformers' generate" in text
-    assert "as rounding differs between two batch sizes" in text
+    assert "5 of 5 = transformers' generate" in text
+    assert "what rounding can do at most" in text
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["reference"]["divergences"] == []
 
 
@@ -234,10 +203,10 @@ def test_half_precision_is_no_bug_and_its_floor_is_wider() -> None:
 def test_a_bug_with_a_draft_and_without_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both lanes say the same; only another program shows that it is wrong."""
     plant_cache_off_by_one(monkeypatch)
-    found = own("ngram")
+    found = own("ngram", replace(OWN, limit=6))
     assert found.verdict == "bug"
     assert found.divergences == ()
-    assert any("without a draft, log-probabilities lie" in failure for failure in found.failures)
+    assert any("not as transformers' generate" in failure for failure in found.failures)
 
 
 @pytest.mark.slow
@@ -254,55 +223,16 @@ def test_a_bug_with_a_draft_is_found_in_the_own_engine(monkeypatch: pytest.Monke
 def test_eval_certifies_servers(dialect: Dialect, planted: str, draftkit: Command) -> None:
     def run() -> tuple[int, dict[str, object], str]:
         with (
-            SpeakingServer(dialect, speaking(flatter, planted), K) as drafting,
+            SpeakingServer(dialect, speaking(rougher, planted), K) as drafting,
             SpeakingServer(dialect, speaking()) as plain,
         ):
             ran = draftkit(
                 "certify", "--server", drafting.url, "--server-baseline", plain.url, "--target", "zoo:target",
-                "--limit", "2", "--max-new-tokens", "8", "--concurrency", "8", "--temperature", "0,1", "--json",
+                "--limit", "2", "--max-new-tokens", "8", "--concurrency", "8", "--json",
             )  # fmt: skip
             return ran.code, json.loads(ran.out)["certificates"][0], ran.err
 
     code, found, err = run()
     assert found["engine"] == dialect
-    assert (code, found["verdict"]) == ((1, "bug") if planted else (0, "no difference seen"))
+    assert (code, found["verdict"]) == ((3, "bug") if planted else (0, "no difference seen"))
     assert ("vllm is not lossless with served" in err) is bool(planted)
-
-
-# The tests themselves.
-
-
-def test_samples_of_one_distribution_are_rarely_told_apart_and_others_are() -> None:
-    chance = random.Random(0)
-
-    def sample(weights: Sequence[float], n: int) -> list[int]:
-        return chance.choices(range(len(weights)), weights, k=n)
-
-    even, shifted = [1.0] * 8, [1.6, 0.4] * 4
-    alike = [homogeneity(sample(even, 300), sample(even, 200)).p_value for _ in range(200)]
-    assert sum(p < 0.05 for p in alike) < 25
-    apart = homogeneity(sample(even, 300), sample(shifted, 300))
-    assert apart.p_value < 1e-6
-    assert homogeneity([], [1]).p_value == 1
-    assert homogeneity([1] * 50, [1] * 50).degrees == 0
-    likely = [
-        rank_test([chance.gauss(0, 1) for _ in range(40)], [chance.gauss(0, 1) for _ in range(40)]) for _ in alike
-    ]
-    assert sum(test.p_value < 0.05 for test in likely) < 25
-    assert rank_test([chance.gauss(1, 1) for _ in range(80)], [chance.gauss(0, 1) for _ in range(80)]).p_value < 1e-4
-
-
-def test_what_is_said_to_be_detected_is_detected() -> None:
-    """Distributions that are so far apart are told apart about as often as that says."""
-    chance, n, rate = random.Random(1), 400, 1e-3
-    blank = homogeneity(chance.choices(range(4), k=n), chance.choices(range(4), k=n))
-    delta = blank.detectable(rate, 0.95)
-    weights = [0.25 + delta / 2, 0.25 + delta / 2, 0.25 - delta / 2, 0.25 - delta / 2]
-    tried = [
-        homogeneity(chance.choices(range(4), weights, k=n), chance.choices(range(4), k=n)).p_value < rate
-        for _ in range(100)
-    ]
-    assert sum(tried) >= 88
-    ranks = rank_test(*([chance.gauss(0, 1) for _ in range(100)] for _ in range(2)))
-    assert 0.1 < ranks.detectable(rate, 0.95) < 0.3
-    assert all(a.p_value >= b.p_value for a, b in pairwise([blank, blank + homogeneity([0] * 90, [1] * 90)]))

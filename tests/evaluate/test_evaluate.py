@@ -43,8 +43,8 @@ from draftkit.layout import digest
 from draftkit.layout.digest import target_sha256
 from draftkit.loading import OpenedTarget
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.cell import DIGESTS, Cell, Interval, Times
-from draftkit.results.record import Result, result_from, result_json
+from draftkit.results.cell import Cell, Interval, Times
+from draftkit.results.record import Result, read_result, result_from, result_json
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
@@ -282,20 +282,6 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
         before = after
 
 
-def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path: Path) -> None:
-    path, settings = tmp_path / "result.json", Settings(limit=1, max_new_tokens=8)
-    recorded(asked=settings, saved=ResultFile(path, resume=False))
-    stored = json.loads(path.read_text())
-    for name in DIGESTS:
-        del stored["cells"][0][name]
-    path.write_text(json.dumps(stored))
-    saved = ResultFile(path, resume=True)
-    result = recorded(asked=settings, saved=saved)
-    assert any("does not say which weights" in w.message for w in result.warnings)
-    (cell,) = json.loads(path.read_text())["cells"]
-    assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
-
-
 def test_weights_are_digested_while_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, load = Event(), OpenedTarget.load
 
@@ -477,6 +463,23 @@ def test_a_draft_that_was_made_for_another_target_is_said_so(tmp_path: Path) -> 
     result = recorded(drafts, quick, target=str(zoo.path("target")))
     (warning,) = (warning for warning in result.warnings if warning.name == "other-target")
     assert warning.message.endswith("draft says that it was converted for org/tuned; this target is zoo:target")
+
+
+@pytest.mark.slow
+def test_confidences_are_settings_of_one_sweep(draftkit: Command, tmp_path: Path) -> None:
+    """Each value is a cell of its own, which drafts no more than that of a smaller one."""
+    asked = ("eval", "--target", "zoo:target", "--draft", "zoo:dspark", "--limit", 2, "--max-new-tokens", 12)
+    asked = (*asked, "--set", "repeats=0", "--out", tmp_path / "r.json")
+    assert draftkit(*asked, "--set", "draft_confidence=0,0.5").code == 0
+    ran = draftkit(*asked, "--set", "draft_confidence=0,0.5,0.9", "--resume")
+    assert ran.code == 0
+    assert "draft confidence" in " ".join(ran.out.split())
+    result = read_result(tmp_path / "r.json")
+    assert [cell.min_confidence for cell in result.cells] == [None, 0.5, 0.9]
+    drafted = [cell.num_draft_tokens for cell in result.cells]
+    assert drafted == sorted(drafted, reverse=True)
+    assert drafted[0] > drafted[-1]
+    assert all(cell.num_matching_prompts == 2 for cell in result.cells)
 
 
 def test_conventions_count_the_same_rounds() -> None:

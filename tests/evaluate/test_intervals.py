@@ -94,7 +94,6 @@ def test_one_prompt_has_no_interval() -> None:
         (Interval(2.5, None, None, 1), "2.50 (1)"),
         (Interval(2.5, 2.0, 3.0, 8), "2.50 [2.00, 3.00] (8)"),
         (Interval(2.5, 2.0, 3.0), "2.50 [2.00, 3.00]"),
-        (Interval(2.5, 2.5, 2.5), "2.50"),  # how older files have a single prompt
         (Interval(float("nan"), None, None, 0), "–"),
         (None, "–"),
     ],

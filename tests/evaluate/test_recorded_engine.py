@@ -85,7 +85,7 @@ ASKED = Settings(limit=3, max_new_tokens=10)
 
 
 def certified(engine: RecordedEngine, asked: Settings | Sweep = ASKED) -> Certificate:
-    (found,) = certify_draft("zoo:target", "zoo:eagle3", asked, engines=[engine], samples=30)
+    (found,) = certify_draft("zoo:target", "zoo:eagle3", asked, engines=[engine])
     return found
 
 
@@ -100,6 +100,5 @@ def test_a_certificate_of_a_lane_finds_what_its_draft_changes(errs: bool) -> Non
 def test_a_certificate_asks_once_without_the_draft_and_never_one_request_alone() -> None:
     engine = RecordedEngine()
     found = certified(engine, ASKED.sweep(k=(2, 4), temperature=(0.0, 0.5, 1.0)))
-    plain, drafting = [(None, 0)] * 3, [("zoo:eagle3", 4)] * 3  # greedily, and drawn at each temperature
-    assert engine.ran == [*plain, *drafting]
-    assert (found.concurrency, len(found.tests)) == (2, 14)
+    assert engine.ran == [(None, 0), ("zoo:eagle3", 4)]
+    assert found.concurrency == 2

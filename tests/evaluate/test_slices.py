@@ -201,7 +201,7 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
     """A model for each context, from rounds that were timed and cells that were measured there."""
     timed: list[tuple[int, list[int]]] = []
 
-    def times(plain, target, drafter, requests, settings, batches, cuts) -> RoundTimes:
+    def times(plain, target, drafter, requests, settings, batches) -> RoundTimes:
         timed.append((min(len(request.prompt) for request in requests), list(batches)))
         slow = 5.0 if settings.context == 150 else 1.0
         return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from draftkit.evaluate.certificate import POWER, SampleTest
 from draftkit.results.statistics import holm
 from draftkit.runtime.rounds import MODES
 from draftkit.targets.target import Target
@@ -17,7 +16,7 @@ from lossless.goodness import poisson_tail
 from lossless.noise import measure_noise
 from lossless.pair import Pair, open_pair
 from lossless.replay import Replay
-from lossless.result import Certificate
+from lossless.result import POWER, Certificate, SampleTest
 from lossless.sampler import distributions_of, sampler_fits
 from lossless.self_draft import measure_self_draft
 from lossless.settings import CertificateSettings

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.evaluate.near_ties import teacher_forced
-from draftkit.evaluate.two_samples import MIN_EXPECTED
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
 from draftkit.targets.states import AuxLayers
+from lossless.goodness import MIN_EXPECTED
 from lossless.pair import Pair
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from draftkit.evaluate.near_ties import teacher_forced
-from draftkit.evaluate.two_samples import NOTHING, ChiSquare
 from draftkit.requests import Request, SamplingParameters, Verification
 from lossless.exact_distribution import exact_distribution, fit
+from lossless.goodness import NOTHING, ChiSquare
 from lossless.noise import NoiseFloor
 from lossless.pair import Pair
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftkit.evaluate.two_samples import ChiSquare
 from draftkit.requests import SamplingParameters
-from lossless.goodness import chi_square
+from lossless.goodness import ChiSquare, chi_square
 
 ROUNDING = 1e-5  # of a probability that is computed in float32 from logits that are known exactly
 

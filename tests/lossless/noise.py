@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from draftkit.evaluate.near_ties import CANDIDATES, SAFETY, logits_in_rounds, most_of_rounding, teacher_forced
+from draftkit.evaluate.near_ties import SAFETY, most_of_rounding, teacher_forced
+from draftkit.requests import Request
+from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation
+from draftkit.targets.media import of_length
 from draftkit.targets.target import Target
+
+CANDIDATES = 16  # the most likely tokens of a context, among which its winner will be
 
 
 @dataclass(frozen=True)
@@ -89,3 +95,44 @@ def measure_noise(target: Target, texts: Sequence[Generation], *, k: int, togeth
         tie_rate=float((spread.amax(0) >= gaps[:, None]).double().mean()),
         resolution=resolution,
     )
+
+
+@torch.inference_mode()
+def logits_in_rounds(
+    target: Target, texts: Sequence[Generation], rows: int, candidates: Sequence[Tensor]
+) -> list[Tensor]:
+    """The logits float32 [N, C] of each text's candidates int64 [N, C], from forwards of `rows` rows of every text."""
+    emitted = [len(text.tokens) for text in texts]
+    cache = SlotCache(len(texts), max(text.length for text in texts) + max(emitted) + rows)
+    slots = torch.arange(len(texts), device=target.device)
+    shifts = torch.cat([_prefill(target, cache, slot, text.request) for slot, text in enumerate(texts)])
+    starts = torch.tensor([len(text.request.prompt) - 1 for text in texts], device=target.device)
+    parts: list[list[Tensor]] = [[] for _ in texts]
+    for begin in range(0, max(emitted), rows):
+        positions = starts[:, None] + begin + torch.arange(rows, device=target.device)
+        window = [_window(text, begin, rows) for text in texts]
+        tokens = torch.tensor(window, device=target.device)
+        places = positions + shifts[:, None] if target.shifts else positions
+        logits = target.forward(tokens, places, cache.rows(slots, positions, cache.capacity)).logits
+        for part, row, wanted in zip(parts, logits, candidates, strict=True):
+            wanted = wanted[begin : begin + rows]
+            part.append(row[: len(wanted)].gather(1, wanted).float())
+    return [torch.cat(part) for part in parts]
+
+
+def _prefill(target: Target, cache: SlotCache, slot: int, request: Request) -> Tensor:
+    """Take in a prompt but for its last token; the `shift` of `TargetOutput`, 0 where there is none."""
+    prompt, shift = request.prompt[:-1], None
+    if prompt:
+        media = None if request.media is None else of_length(request.media, len(prompt))
+        tokens = torch.tensor([prompt], device=target.device)
+        positions = torch.arange(len(prompt), device=target.device)[None]
+        rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt), prompt=True)
+        shift = target.forward(tokens, positions, rows, last_only=True, media=media).shift
+    return torch.zeros(1, dtype=torch.int64, device=target.device) if shift is None else shift
+
+
+def _window(text: Generation, begin: int, rows: int) -> list[int]:
+    """The tokens that predict emitted tokens `begin` … `begin` + `rows` − 1; any token beyond the end."""
+    inputs = [text.request.prompt[-1], *text.tokens[:-1]][begin : begin + rows]
+    return inputs + [0] * (rows - len(inputs))

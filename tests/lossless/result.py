@@ -5,13 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.evaluate.certificate import POWER, SampleTest
-from draftkit.evaluate.two_samples import detectable_rate
 from lossless.equality import Divergence, Equality
+from lossless.goodness import detectable_rate
 from lossless.noise import NoiseFloor
 from lossless.replay import ReplaySummary
 from lossless.self_draft import SelfDraft
 from lossless.settings import CertificateSettings
+
+POWER = 0.95  # of what is stated as the smallest defect that would have been seen
+
+
+@dataclass(frozen=True)
+class SampleTest:
+    """A test that what was drawn has the distribution that it should have.
+
+    `samples` were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the total variation
+    between the distributions from which on the test fails with 95 %.
+    """
+
+    name: str
+    samples: int
+    p_value: float
+    adjusted: float
+    detectable: float
 
 
 @dataclass(frozen=True)

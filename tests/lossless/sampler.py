@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from draftkit.evaluate.two_samples import NOTHING, ChiSquare
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.emitted import Drafted, Verify
 from lossless.contexts import Context
 from lossless.exact_distribution import exact_distribution, fit
+from lossless.goodness import NOTHING, ChiSquare
 
 CELLS = 128
 PROBABILISTIC = DraftSampling("probabilistic")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.errors import DraftkitError, NonFiniteError
-from draftkit.evaluate.two_samples import detectable_rate
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import holm
@@ -26,7 +25,7 @@ from draftkit.targets.target import Target
 from lossless.certify import STEPS, certify, certify_pair
 from lossless.contexts import Context
 from lossless.exact_distribution import exact_distribution
-from lossless.goodness import chi_square, poisson_tail
+from lossless.goodness import chi_square, detectable_rate, poisson_tail
 from lossless.pair import Pair, ragged_requests
 from lossless.planted import (
     OffByOneTarget,

@@ -153,7 +153,9 @@ def test_without_a_measured_speed_up_the_times_of_rounds_name_the_best_k(draft: 
     card = card_of(draft, eval_results.write(tmp_path / "result.json", cell, speed_models=[model]))
     assert "K = 2 is best; above 16 requests together, plain decoding is faster" in card.text
     assert "what that gains in speed was not measured" in card.text
-    off = eval_results.write(tmp_path / "result.json", cell, speed_models=[model | {"mean_error": 0.4}])
+    off = eval_results.write(
+        tmp_path / "result.json", cell, speed_models=[model | {"withheld": "the predictions miss"}]
+    )
     assert "K = 2" not in card_of(draft, off).text
 
 
@@ -201,7 +203,7 @@ def test_speeds_without_an_interval_are_not_shown(draft: Path, tmp_path: Path) -
     assert "sooner" not in card.text
 
 
-def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:
+def test_results_with_few_fields(draft: Path, tmp_path: Path) -> None:
     needed = ("target", "draft", "num_speculative_tokens", "temperature", "concurrency", "acceptance_length")
     cell = {name: value for name, value in eval_results.cell(draft).items() if name in needed}
     result = eval_results.write(tmp_path / "result.json", cell, provenance={})
@@ -404,8 +406,9 @@ def test_a_length_of_few_prompts_is_no_entry(draft: Path, tmp_path: Path) -> Non
 def test_a_publisher_says_what_no_file_tells(draft: Path, draftkit: Command) -> None:
     """It is kept by a card that is written again; a target that was a folder is linked and can be served."""
     said = ("--base-model", "org/target", "--dataset", "org/chats", "--language", "en", "--language", "de")
-    assert draftkit("card", draft, *said).code == 0
-    assert draftkit("card", draft).code == 0
+    push = ("push", draft, "org/pico", "--dry-run", "--allow-unmeasured")
+    assert draftkit(*push, *said).code == 0
+    assert draftkit(*push).code == 0
     card = ModelCard((draft / "README.md").read_text())
     header = card.data.to_dict()
     assert (header["base_model"], header["base_model_relation"]) == ("org/target", "adapter")
@@ -450,16 +453,21 @@ def test_names_cannot_break_the_card(draft: Path, tmp_path: Path) -> None:
 
 def test_command(draftkit: Command, draft: Path, tmp_path: Path) -> None:
     result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft))
-    done = draftkit("card", draft, result, "--license", "mit")
+    push = ("push", draft, "org/pico", "--dry-run")
+    done = draftkit(*push, "--results", result, "--license", "mit")
     assert done.code == 0
-    assert done.out.startswith(f"written: {draft / 'README.md'}: a model card with 1 measurement and ")
-    assert "draftkit push" in done.err
-    assert draftkit("card", draft, result, "--license", "apache-2.0").code == 0  # its own card
-    (draft / "README.md").write_text((draft / "README.md").read_text().replace("apache", "APACHE"))
-    refused = draftkit("card", draft, result, "--license", "apache-2.0")
+    card = (draft / "README.md").read_text()
+    assert done.out.endswith(f"\n{draft / 'README.md'}:\n\n{card}")
+    assert (draft / "eval" / "result.json").exists()
+    assert draftkit(*push, "--license", "apache-2.0").code == 0  # its own card
+    edited = (draft / "README.md").read_text().replace("apache", "APACHE")
+    (draft / "README.md").write_text(edited)
+    assert draftkit(*push).code == 0
+    assert (draft / "README.md").read_text() == edited
+    refused = draftkit(*push, "--license", "apache-2.0")
     assert refused.code == 1
     assert "--force" in refused.err
-    assert draftkit("card", draft, result, "--force").code == 0
-    listed = json.loads(draftkit("card", draft, "--json").out)
-    assert str(draft / "eval" / "result.json") in listed["files"]
-    assert "nothing.json is missing" in draftkit("card", draft, tmp_path / "nothing.json").err
+    assert draftkit(*push, "--force").code == 0
+    assert (draft / "README.md").read_text() != edited
+    assert draftkit("push", draft, "org/pico", "--force").code == 2
+    assert "nothing.json is missing" in draftkit(*push, "--results", tmp_path / "nothing.json").err

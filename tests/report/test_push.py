@@ -184,7 +184,7 @@ def test_an_edited_card_is_kept(server: HubUploads, draft: Path) -> None:
     text = server.commit(REPO, "main").files["README.md"].read_text()
     assert "A word from its author" in text
     assert f"--draft {REPO}" in text
-    with pytest.raises(DraftkitError, match=r"a card that was edited(.|\n)*draftkit card"):
+    with pytest.raises(DraftkitError, match=r"a card that was edited(.|\n)*draftkit push"):
         push_draft(draft, REPO, license="mit")
 
 

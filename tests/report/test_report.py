@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import fixtures
 import pytest
 import typer.testing
 from fixtures.report_results import full_result, old_result
@@ -40,7 +39,7 @@ from draftkit.report.page.svg import Frame, svg, svg_file
 from draftkit.report.terminal.tables import PROVENANCE, cells_csv, columns
 from draftkit.results.cell import Cell, Interval, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary
-from draftkit.results.record import Result, read_result, result_from, result_json
+from draftkit.results.record import Result, read_result, result_from
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
 WHERE = Path("result.json")
@@ -79,18 +78,12 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
 # Reading
 
 
-def test_old_files_read_without_the_fields_that_came_later(old: Result) -> None:
+def test_few_fields_are_enough(old: Result) -> None:
     (cell,) = old.cells
     assert cell.accepted_at == pytest.approx([30 / 46, 22 / 46, 19 / 46, 17 / 46])
     assert cell.accepted_after == pytest.approx([30 / 46, 22 / 30, 19 / 22, 17 / 19])
     assert cell.times_faster == pytest.approx(112.8 / 84.5)
     assert (cell.memory, cell.samples, old.speed_models, cell.engine) == (None, None, (), "draftkit")
-
-
-def test_a_file_is_written_as_it_was_read() -> None:
-    """Field for field, in the same order: the file was written when cells were dictionaries."""
-    stored = json.loads((Path(fixtures.__file__).parent / "result_schema_1.json").read_text())
-    assert result_json(result_from(stored, WHERE).to_dict()) == json.dumps(stored, indent=2, ensure_ascii=False)
 
 
 def test_unknown_fields_are_passed_over() -> None:

@@ -27,8 +27,6 @@ from draftkit.results.calibration import (
     scaled_survival,
     sglang_calibration,
 )
-from draftkit.results.round_times import RoundTimes
-from draftkit.results.thresholds import sglang_costs
 
 K = 4
 
@@ -153,19 +151,14 @@ def sglang_module(file: str) -> ModuleType:
     return module
 
 
-def test_sglang_itself_takes_the_files(tmp_path: Path) -> None:
-    """Its own parsers of temperatures and costs, and its look-up of a cost."""
+def test_sglang_itself_takes_the_file(tmp_path: Path) -> None:
+    """Its own parser of temperatures."""
     scaling = scale(planted(60, (2.0,) * K))
     path = tmp_path / "sts.json"
     path.write_text(json.dumps(sglang_calibration(scaling, "code")))
     read = sglang_module(f"{PARTS}/dspark_sts").load_sts_calibration_from_path(str(path))
     assert tuple(read.temperatures) == scaling.temperatures
     assert read.num_samples == scaling.rounds
-    costs = sglang_costs(RoundTimes({(1, 0): 3.0, (1, K): 4.0, (8, 0): 5.0, (8, K): 10.0}), K)
-    path.write_text(json.dumps(costs))
-    table = sglang_module(f"{PARTS}/dspark_sps").load_sps_table_from_path(str(path))
-    assert table.lookup(K + 1) == pytest.approx(250)
-    assert table.lookup(8 * (K + 1)) == table.lookup(10**6) == pytest.approx(100)
 
 
 def test_temperatures_are_those_that_sglang_fits(monkeypatch: pytest.MonkeyPatch) -> None:

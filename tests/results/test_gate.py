@@ -11,10 +11,10 @@ import pytest
 
 from draftkit.errors import DraftkitError
 from draftkit.results.cell import Cell, Interval, MeasuredTree, PromptRecord
-from draftkit.results.gate import judgements, paired_sums, ratio_of, ratio_to, sums_of
+from draftkit.results.gate import judgements, paired_sums, ratio_of, sums_of
 from draftkit.results.matching import gate_results, matched
 from draftkit.results.record import Result
-from draftkit.results.statistics import Sums, mean_length
+from draftkit.results.statistics import Sums
 from scripts.check.gate import false_alarms, seen_losses
 
 MADE: dict[str, Any] = {"hardware": "a CPU", "device": "cpu", "dtype": "float32", "dataset": {"thinking": None}}
@@ -100,6 +100,14 @@ def test_rounds_without_a_draft_do_not_count() -> None:
     assert sums_of(replace(result([]).cells[0], by_prompt=(record,))) == [(6, 3)]
 
 
+def test_each_confidence_is_a_setting_of_its_own() -> None:
+    plain = result(prompts()).cells[0]
+    several = replace(result([]), cells=(plain, replace(plain, min_confidence=0.5)))
+    found = gate_results(several, several).cells
+    assert [cell.draft_confidence for cell in found] == [None, 0.5]
+    assert found[1].name == f"{found[0].name.replace('K = 4', 'K = 4, draft_confidence 0.5')}"
+
+
 def test_the_worst_setting_decides_and_several_share_the_chance() -> None:
     old, new = prompts(14, seed=3), prompts(14, share=0.93, seed=3)
     noisy = [(accepted + (-1) ** i * 4, rounds) for i, (accepted, rounds) in enumerate(new)]
@@ -107,17 +115,6 @@ def test_the_worst_setting_decides_and_several_share_the_chance() -> None:
     together = judgements([ratio_of(noisy, old)] + [ratio_of(old, old)] * 9, [14] * 10, 0.02)[0]
     assert together.p_worse == pytest.approx(min(1.0, 10 * alone.p_worse))
     assert together.seen >= alone.seen
-
-
-def test_a_length_alone_is_taken_to_be_as_well_known_as_the_new_one() -> None:
-    sums, slightly_worse = (
-        prompts(),
-        [(max(accepted - i % 3, 0), rounds) for i, (accepted, rounds) in enumerate(prompts())],
-    )
-    alone, paired = ratio_to(sums, mean_length(sums)), ratio_of(slightly_worse, sums)
-    assert alone.value == pytest.approx(0)
-    assert alone.error > 5 * paired.error
-    assert judgements([alone], [len(sums)], 0.02)[0].verdict == "cannot tell"
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -82,9 +82,10 @@ def test_a_limit_stands_for_a_schedule() -> None:
         Settings(disable_above_batch=8),
         Settings(draft_sampling=DraftSampling(temperature=0.5)),
         Settings(draft_sampling=DraftSampling(min_confidence=0.5)),
+        Settings().sweep(draft_confidence=(0.0, 0.5)),
     ],
 )
-def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings) -> None:
+def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings | Sweep) -> None:
     with pytest.raises(SettingError, match="for vLLM"):
         evaluate_draft("no-target", ["no-draft"], asked, engines=[VllmEngine(VllmSettings())])
 
@@ -95,6 +96,13 @@ def test_schedules_are_for_one_k() -> None:
         by_batch.sweep(k=(2, 4))
     with pytest.raises(SettingError, match="for one K"):
         Sweep((by_batch, by_batch.at(num_speculative_tokens=2)))
+
+
+def test_confidences_are_swept_as_k_is() -> None:
+    sweep = Settings().sweep(k=(2, 4), draft_confidence=(0.0, 0.5))
+    asked = [(one.num_speculative_tokens, one.draft_sampling.min_confidence) for one in sweep.settings]
+    assert asked == [(2, 0.0), (2, 0.5), (4, 0.0), (4, 0.5)]
+    assert sweep.groups == [sweep.settings]  # one run without a draft for all of them
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_draft_model_is_smaller_than_its_target() -> None:
 
 
 def test_none_is_a_word(tmp_path: Path) -> None:
-    """As `draftkit settings` calls it, beside YAML's null; what takes none as one of its words keeps it."""
+    """As `draftkit train --settings` calls it, beside YAML's null; what takes none as one of its words keeps it."""
     file = tmp_path / "run.yaml"
     file.write_text("optimization: {lr: none}\noptions: {dpace: none}\n")
     for config in (

@@ -15,7 +15,7 @@ from draftkit.errors import SettingError, TargetError, command
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, PromptProgress, ReferenceAnswers, Report, Run
-from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
+from draftkit.evaluate.near_ties import generated, near_ties, widest_tie
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
@@ -33,7 +33,6 @@ from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
 
 BY_VLLM = "--engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"
-HELD_AGAINST_GENERATE = 4  # requests of a certificate
 
 
 class OwnEngine(BaseEngine):
@@ -95,14 +94,11 @@ class OwnEngine(BaseEngine):
             ties = tuple(near_ties(self.model, run.generations, plain.generations, cell.draft))
         return replace(cell, near_ties=ties, memory=self.plans[cell.draft])
 
-    def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers:
-        """The answers of transformers' `generate` to the first few requests, and the noise between two batch sizes."""
-        target, settings = Target(self.model), asked.settings
-        rows = settings.num_speculative_tokens + 1
-        rounding = measure_rounding(target, plain.generations, rows=rows, together=settings.concurrency)
-        requests = [generation.request for generation in plain.generations[:HELD_AGAINST_GENERATE]]
-        answers = tuple(Answer(generated(target, request), None, None) for request in requests)
-        return ReferenceAnswers("transformers' generate", answers, **vars(rounding))
+    def reference(self, plain: Run) -> ReferenceAnswers:
+        """The answers of transformers' `generate`."""
+        target, texts = Target(self.model), plain.generations
+        answers = tuple(Answer(generated(target, text.request), None, None) for text in texts)
+        return ReferenceAnswers("transformers' generate", answers, widest_tie(target, texts))
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
         """Tell of each draft in each context what its round times say about every K and batch size."""
@@ -115,15 +111,13 @@ class OwnEngine(BaseEngine):
 
     def _speed_model(self, source: str, own: Sequence[Cell], context: int) -> SpeedModel:
         mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
+        mine = [cell for cell in mine if cell.min_confidence == own[0].min_confidence]
         sweep, loaded = self.job.sweep, self.drafts[source]
         settings = sweep.first.at(num_speculative_tokens=max(sweep.k), context=context)
         batches = batches_up_to(max(cell.concurrency for cell in mine))
         self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
         requests = self.job.conversations(settings).first_requests
-        times = measure_round_times(
-            Target(self.model), loaded.target, loaded.needed, requests, settings, batches,
-            cuts=self.job.drafts[source].spec.architecture.estimates_acceptance,
-        )  # fmt: skip
+        times = measure_round_times(Target(self.model), loaded.target, loaded.needed, requests, settings, batches)
         return replace(speed_model(source, mine, times), context=context or None)
 
 

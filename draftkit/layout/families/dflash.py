@@ -190,10 +190,6 @@ class DFlashSpec(BlockDraft):
         return {f"markov_head.{name}": shape for name, shape in tensors.items()}
 
     @property
-    def estimates_acceptance(self) -> bool:
-        return self.confidence != "none"
-
-    @property
     def _confidence_size(self) -> int:
         r = self.markov.markov_rank if self.markov is not None and self.confidence == "hidden_and_token" else 0
         return self.decoder.hidden_size + r

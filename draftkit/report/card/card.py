@@ -17,7 +17,6 @@ from draftkit.engines.serving import most_tokens, refusal_notes, serve_commands,
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, command
-from draftkit.evaluate.published import published_beside
 from draftkit.hub.local_paths import names_of_paths
 from draftkit.io.finite import FLOATING
 from draftkit.io.jsonfile import read_object
@@ -123,7 +122,6 @@ def render_card(given: CardInput) -> str:
         facts="\n".join(f"| {name} | {value} |" for name, value in _facts(given).items()),
         acceptance=acceptance_table(rows) if rows else "",
         convention=CONVENTION,
-        published=_published(given),
         by_convention=convention_table(rows),
         by_category=category_table(rows),
         speed=speed_table(rows),
@@ -187,13 +185,6 @@ def _verdicts(given: CardInput) -> tuple[ResultVerdict, ...]:
     return verdicts([replace(cell, draft=given.name) for cell in cells])
 
 
-def _published(given: CardInput) -> list[str]:
-    """What was published of the pair, beside what was measured."""
-    made = given.draft.provenance
-    sources = {given.name: f"{made.source}@{made.source_revision}"} if made.source_revision else {}
-    return [plain(one.sentence) for result in given.results for one in published_beside(result, sources)]
-
-
 def _advice(given: CardInput) -> str:
     """The best K by the speed models of the results, where no speed-up was measured: a card names one K."""
     if any(verdict.kind != "unmeasured" for verdict in _verdicts(given)):
@@ -201,7 +192,7 @@ def _advice(given: CardInput) -> str:
     most = most_tokens(given.draft)
     for result in given.results:
         for model in result.speed_models:
-            if model.doubt is None and model.best_k is not None and (most is None or model.best_k <= most):
+            if model.withheld is None and model.best_k is not None and (most is None or model.best_k <= most):
                 stop = model.stop_above
                 end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
                 context = "" if model.context is None else f" in a context of {model.context} tokens"

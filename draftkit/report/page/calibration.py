@@ -12,7 +12,7 @@ from markupsafe import Markup
 from draftkit.evaluate.calibrate import Calibration
 from draftkit.io.html import signed as signed_page
 from draftkit.io.jsonfile import dump
-from draftkit.report.calibration import advice, rule_name, signed, times
+from draftkit.report.calibration import advice, signed
 from draftkit.report.page.chart import PALETTE, Chart, Line, linear, shares
 from draftkit.report.page.svg import svg
 from draftkit.results.calibration import sglang_calibration
@@ -45,8 +45,6 @@ def calibration_page(calibrations: Sequence[Calibration]) -> str:
     html = environment.get_template("calibration.html").render(
         calibrations=[(one, advice(one), svg(survival_chart(one))) for one in calibrations],
         signed=signed,
-        times=times,
-        rule_name=rule_name,
         version=__version__,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
@@ -56,15 +54,13 @@ def calibration_page(calibrations: Sequence[Calibration]) -> str:
 
 def calibration_files(found: Sequence[Calibration]) -> dict[str, str]:
     """What a folder of calibrations holds, by name: page, JSON, and what SGLang reads of each draft: temperatures where
-    they help beyond chance and are of enough rounds, and a table of costs where round times are known."""
+    they help beyond chance and are of enough rounds."""
     whole = {"schema": 1, "calibrations": [one.to_dict() for one in found]}
     files = {"calibration.html": calibration_page(found), "calibration.json": dump(whole)}
     for one in found:
-        name = f"{_plain(one.draft)}-k{one.num_speculative_tokens}-t{one.temperature:g}"
         if one.scaling is not None and one.scaling.written:
-            files[f"{name}.sts.json"] = dump(sglang_calibration(one.scaling, ", ".join(one.slices)))
-        if one.costs is not None:
-            files[f"{name}.sps.json"] = dump(one.costs)
+            name = f"{_plain(one.draft)}-k{one.num_speculative_tokens}-t{one.temperature:g}.sts.json"
+            files[name] = dump(sglang_calibration(one.scaling, ", ".join(one.slices)))
     return files
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftkit.evaluate.published import published_beside
 from draftkit.io.html import signed
 from draftkit.report.format import size
 from draftkit.report.memory_cost import memory_cost
@@ -55,7 +54,6 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
     html = environment.get_template("page.html").render(
         title=_title(results),
         results=results,
-        published=[one.sentence for result in results for one in published_beside(result)],
         series=series,
         metrics=metrics_of("page", cells),
         provenance=provenance_table(results),

@@ -70,6 +70,7 @@ def _facts(result: Result, cell: Cell) -> list[str]:
         "" if cell.context is None else f"context {cell.context}",
         cell.tree_name or "",
         f"drafts {cell.draft_sampling}" if cell.draft_sampling else "",
+        "" if cell.min_confidence is None else f"draft_confidence {cell.min_confidence:g}",
         cell.verification or "",
         tokens,
         str(hardware),

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from draftkit.evaluate.calibrate import Calibration
-from draftkit.report.calibration import advice, rule_name, signed, times
+from draftkit.report.calibration import advice, signed
 from draftkit.results.calibration import SaidAgainstStood, SaidAndSurvived
-from draftkit.results.thresholds import Gain
 
 POSITIONS = (
     "the chance that so many drafts stand, of all rounds; error: calibration error, in brackets that of a draft whose "
     "word is true, on as many rounds; where reached: said − survived of the rounds in which those before it stood; "
     "intervals: 95 % over prompts"
-)
-RULES = (
-    "predicted from recorded rounds and the times of rounds, taken as they are; kept: drafts of a round that the "
-    "target is given; over fixed: the speed over that of the best fixed K"
 )
 
 
@@ -32,8 +25,6 @@ def show_calibration(console: Console, one: Calibration) -> None:
     console.print(_positions(one.whole))
     if one.slices:
         console.print(_slices(one))
-    for batch in sorted({gain.concurrency for gain in one.gains}):
-        console.print(_rules(batch, [gain for gain in one.gains if gain.concurrency == batch]))
 
 
 def _positions(judged: SaidAgainstStood) -> Table:
@@ -63,15 +54,4 @@ def _slices(one: Calibration) -> Table:
     for name, judged in one.slices.items():
         lengths = f"{judged.said_length:.2f}", f"{judged.length:.2f}"
         table.add_row(name, str(judged.prompts), *lengths, signed(judged.gap, 2))
-    return table
-
-
-def _rules(batch: int, found: Sequence[Gain]) -> Table:
-    table = _table(f"What leaving drafts out gains at batch {batch}", RULES)
-    table.add_column("drafts")
-    for heading in ("kept", "tokens a round", "tokens/s", "over fixed"):
-        table.add_column(heading, justify="right")
-    for gain in found:
-        figures = f"{gain.kept:.2f}", f"{gain.length:.2f}", f"{gain.tokens_per_second:,.1f}", times(gain.over_fixed)
-        table.add_row(rule_name(gain), *figures)
     return table

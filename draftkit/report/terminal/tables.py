@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftkit.evaluate.published import published_beside
 from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.report.terminal.screen import columns as lines
 from draftkit.report.terminal.screen import named_table, severity
@@ -72,8 +71,6 @@ def show_evaluation(
         show_speed_model(console, model)
     for tree in dict.fromkeys(cell.tree for cell in result.cells if cell.tree is not None):
         console.print(f"tree {tree.name}: {tree.depth} levels" + (f"; {tree.note}" if tree.note else ""))
-    for published in published_beside(result):
-        console.print(published.sentence)
     for warning, kind in result.warned:
         console.print(severity(warning.severity).append(f": {warning.message} [{kind}]", "default"))
 
@@ -238,8 +235,8 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
 
     Where they were too far off, only that, and what to measure instead.
     """
-    if model.doubt is not None:
-        console.print(f"{model.draft}{_context(model)}: no advice, {model.doubt}")
+    if model.withheld is not None:
+        console.print(f"{model.draft}{_context(model)}: no advice, {model.withheld}")
         return
     batches = sorted({p.concurrency for p in model.predicted})
     ks = sorted({p.num_speculative_tokens for p in model.predicted})

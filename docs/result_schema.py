@@ -14,7 +14,7 @@ PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def result_schema() -> dict[str, Any]:
-    """What `eval --json` and `--out` write (JSON Schema 2020-12); `result.schema.json` beside this file is the same.
+    """What `eval --json` and `--out` write (JSON Schema 2020-12).
 
     Later versions add keys, so that unknown ones are allowed; null stands for what has a default.
     """
