@@ -269,6 +269,7 @@ SURFACE = {
         "--device-map",
         "--dtype",
         "--workers",
+        "--shard",
         "--dry-run",
         "--with-parent",
         "--trust-remote-code",
