@@ -1,7 +1,7 @@
 """Do the commands of another commit still parse? Those of its README, docs and examples in help.
 
 `python -m scripts.check.commands REV` prints each command that the present command line refuses, with the reason, and
-last how many it takes. Nothing is run. Exits with 0: a command that is gone on purpose stands in the note of the change.
+last how many it takes. Nothing is run, and the exit code is 0: the note of a change names what is gone on purpose.
 """
 
 from __future__ import annotations
