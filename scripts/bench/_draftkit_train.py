@@ -1,8 +1,7 @@
 """A training by draftkit whose steps are timed; run by scripts/bench/train.py in a process of its own.
 
-Reads a JSON job from standard input: `settings` of the run, as a configuration file has them; `changed`, those that
-differ, as `train --set` takes them; `threads`; `result`, the file that gets the loss and the time of every step, and
-the peak memory.
+Reads a JSON job from standard input: `settings` of the run, as a configuration file has them; `threads`; `result`, the
+file that gets the loss and the time of every step, and the peak memory.
 """
 
 import json
@@ -48,7 +47,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     torch.set_num_threads(job["threads"])
     steps = Steps()
-    trained = train_draft(read_config(None, job["changed"], job["settings"]), callbacks=(steps,))
+    trained = train_draft(read_config(None, [], job["settings"]), callbacks=(steps,))
     if trained.draft is None:
         sys.exit("stopped before its end")
     Path(job["result"]).write_text(json.dumps({"steps": steps.found, "peak_bytes": peak_bytes()}))

@@ -1,14 +1,12 @@
-"""Training by speculators' own command, in its environment; for `train.py` and `study/speculators_blocks.py`.
+"""Training by speculators' own command, in its environment; run by `_speculators.py`.
 
 Reads a JSON job from standard input: `samples`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
 that gets them as the library's dataset and has the hidden states already; `arguments` of `speculators train`;
 `threads`; `device`, cpu or cuda; `result`, the file that gets the loss, tokens and time of every step, and the peak
 memory.
 
-On a CPU: the library's trainer wants an accelerator in three places only: as the device of the model and of its
-batches, where it reads a checkpoint to go on from, and where it waits for the device before it reads the clock. Its
-Muon, which is torch's, iterates in bfloat16; a CPU without instructions for that takes twenty times as long and gets
-float32.
+The library's trainer wants an accelerator in three places, which `on_a_cpu` replaces. Its Muon, which is torch's,
+iterates in bfloat16. A CPU without instructions for that takes twenty times as long and gets float32.
 """
 
 import json
@@ -43,12 +41,8 @@ class Steps(logging.Handler):
             return
         seconds = entry["profile"]["step_ms"] / 1000
         cpu = time.process_time()
-        step = {
-            "loss": entry["train"]["loss"],
-            "tokens": entry["profile"]["tokens_per_s"] * seconds,
-            "seconds": seconds,
-            "cpu_seconds": cpu - self._cpu,
-        }
+        tokens = entry["profile"]["tokens_per_s"] * seconds
+        step = {"loss": entry["train"]["loss"], "tokens": tokens, "seconds": seconds, "cpu_seconds": cpu - self._cpu}
         self.found.append(step)
         self._cpu = cpu
 

@@ -1,7 +1,7 @@
 """The embedded drafts: each is trained by draftkit's recipe for it and saved as its authors publish theirs.
 
 What a draft has that its recipe does not make by itself (base of the rotary embedding, sizes) comes with an untrained
-draft to start from. Block drafts are trained by the speculators library: `scripts.zoo.speculators_blocks.py`.
+draft to start from. Block drafts are trained by the speculators library: `scripts.zoo.speculators_blocks`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,10 +63,7 @@ MAKINGS = {
     "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
 }
 # SafeAILab's files do not say all that draftkit writes …
-UNSAID = {
-    "eagle": {"head_dim", "qkv_bias"},
-    "eagle3": {"head_dim", "rope_theta"},
-}
+UNSAID = {"eagle": {"head_dim", "qkv_bias"}, "eagle3": {"head_dim", "rope_theta"}}
 # … and say more.
 SAID = {"initializer_range": 0.02, "pad_token_id": 0, "transformers_version": "4.28.1", "use_cache": True}
 
@@ -189,16 +185,11 @@ def publish(name: str, trained: Path, out: Path) -> None:
     (out / PROVENANCE_FILE).unlink()
     if making.layout == "eagle":
         as_safeailab(name, out)
-    elif name == "p-eagle":  # the target's table, which loaders fill in
-        leave_out({"embed_tokens.weight"}, out)
+    elif name == "p-eagle":  # loaders fill in the target's table
+        weights = load_file(out / "model.safetensors")
+        del weights["embed_tokens.weight"]
+        save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
         name_target(out)
-
-
-def leave_out(names: Container[str], folder: Path) -> None:
-    """Remove tensors from an export."""
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if name not in names}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def as_safeailab(name: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ from draftkit.runtime import attention
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target, load_target
 from scripts.zoo import _corpus as zoo_corpus
-from scripts.zoo import _lm as zoo_lm
+from scripts.zoo._target import training_tokens
 
 TARGET = "zoo:target"
 WINDOW = 256  # tokens of a sample of source text, and of a prompt at most
@@ -31,7 +31,7 @@ def write_training_samples(out: Path, *, answers: int, seed: int, device: str) -
     served = load_tokenizer(TARGET)
     samples = greedy_answers(served.tokenizer, answers, seed, device)
     size = sum(map(len, samples)) // WINDOW * WINDOW
-    source = zoo_lm.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
+    source = training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
     samples += [Sample.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
     return write_samples(out, samples, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
 

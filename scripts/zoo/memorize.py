@@ -1,17 +1,16 @@
-"""Block drafts that know the doctor's prompts by heart, for scripts/check/doctor.py: small, soon made, and they accept.
+"""Block drafts that know the doctor's prompts by heart: small, soon made, and accepted.
 
 `python -m scripts.zoo.memorize FOLDER [--prompts 16]`
 
-A draft of a few minutes of training hardly reads its context, so that wrong layers, positions or masks cost it nothing,
-and no measurement can name them. These read the target's answers to the first prompts of the zoo, of which the doctor's
-trials must then be (`scripts/check/doctor.py --drafts FOLDER --limit 16 --max-new-tokens 20`). What is there is not
-made again. FOLDER/thinking-target is the target with a chat template that can turn thinking on and off; the draft
-`dflash-without-thinking` has heard it with thinking off only.
+A draft of a few minutes of training hardly reads its context, so wrong layers, positions or masks cost it nothing.
+These have learned the target's answers to the first prompts of the zoo. Use them with
+`scripts.check.doctor --drafts FOLDER --limit 16 --max-new-tokens 20`. Finished drafts are not made again.
+FOLDER/thinking-target is the target with a chat template that switches thinking on and off. The draft
+`dflash-without-thinking` was trained with thinking off.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from draftkit import zoo
 from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
+from scripts._bench import arguments
 
 STEPS = 60
 SIZES = {"num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce"}
@@ -42,21 +42,17 @@ DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
 }
 
 
-def thinking_target(folder: Path) -> Path:
-    if not folder.exists():
-        shutil.copytree(zoo.path("target"), folder)
-        (folder / "chat_template.jinja").write_text(THINKING)
-    return folder
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
-    other = thinking_target(options.folder / "thinking-target")
+    other = options.folder / "thinking-target"
+    if not other.exists():
+        shutil.copytree(zoo.path("target"), other)
+        (other / "chat_template.jinja").write_text(THINKING)
     for name, (kind, settings) in DRAFTS.items():
         if not (options.folder / name).exists():
             heard = (other, False) if "thinking" in name else (None, None)
