@@ -1,10 +1,9 @@
 """Times generation with vLLM's offline engine; run by `runtime.py` with the Python of vLLM's own environment.
 
 The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
-dtype, eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each
-further line, a number up to `num_slots` and a number of prompts, so many of the first are generated, as many of them
-together as the first number says, and answered on standard output with one line of JSON: tokens and seconds. The number
-of threads is OMP_NUM_THREADS.
+dtype, eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. Each further
+line has two numbers: how many requests run together, and how many of the first prompts are generated. Each is answered
+with one line of JSON, tokens and seconds. The number of threads is OMP_NUM_THREADS.
 """
 
 import json

@@ -1,15 +1,13 @@
 """What a conversion costs beside a plain copy: `draftkit convert`, `cp` and `speculators convert` on one checkpoint.
 
-`python -m scripts.bench.convert [--speculators ENV/bin/python] [--folder DIR] [--repeats 5] [--threads 1]`
+`python -m scripts.bench.convert [--speculators ENV/bin/speculators] [--folder DIR] [--repeats 5] [--threads 1]`
 
-The checkpoint is an EAGLE-3 draft of the size of those for 8B targets, 0.85 GB of seeded random numbers, once as
-`pytorch_model.bin` and once as `model.safetensors`. Every run is a whole process with its input in the page cache; the
-runs take turns, so that a busy moment of the machine hits all of them, and the table shows medians. The first round,
-in which byte code is compiled, does not count. "private" is the peak of anonymous memory, which a process holds for
-itself alone, sampled; "resident" has the mapped pages of the page cache too.
+The checkpoint is an EAGLE-3 draft of the 8B class: 0.85 GB of seeded random numbers, as `pytorch_model.bin` and as
+`model.safetensors`. Every run is a whole process with its input in the page cache. Runs take turns, and the table shows
+medians; the first turn compiles byte code and does not count. "private" is the sampled peak of anonymous memory.
 
 Limits: 1.5 × (`cp` + starting Python, with torch for `.bin`), 400 MB private, 0.3 s of CPU for `--help` and `inspect`.
-`cp` leaves its copy in memory and draftkit waits for the disk, hence a second ratio: to `cp` followed by `sync`.
+`cp` leaves its copy in memory and draftkit waits for the disk: the second ratio is to `cp` followed by `sync`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,63 +29,46 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
+
+from scripts._bench import arguments, show, stamp
 
 HIDDEN, INTERMEDIATE, KEY_VALUE, VOCABULARY, DRAFT_VOCABULARY = 4096, 14336, 1024, 128256, 32000
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "vocab_size": VOCABULARY,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE, "max_position_embeddings": 2048, "num_attention_heads": 32,
+    "num_hidden_layers": 1, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "tie_word_embeddings": False,
+    "torch_dtype": "float16", "vocab_size": VOCABULARY,
+}  # fmt: skip
 SHAPES = {
-    "fc.weight": (HIDDEN, 3 * HIDDEN),
-    "midlayer.hidden_norm.weight": (HIDDEN,),
-    "midlayer.input_layernorm.weight": (HIDDEN,),
-    "midlayer.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
-    "midlayer.self_attn.k_proj.weight": (KEY_VALUE, 2 * HIDDEN),
-    "midlayer.self_attn.v_proj.weight": (KEY_VALUE, 2 * HIDDEN),
-    "midlayer.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-    "midlayer.post_attention_layernorm.weight": (HIDDEN,),
-    "midlayer.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-    "midlayer.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-    "midlayer.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
-    "norm.weight": (HIDDEN,),
-    "lm_head.weight": (DRAFT_VOCABULARY, HIDDEN),
-}
+    "fc": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm": (HIDDEN,), "midlayer.input_layernorm": (HIDDEN,),
+    "midlayer.self_attn.q_proj": (HIDDEN, 2 * HIDDEN), "midlayer.self_attn.k_proj": (KEY_VALUE, 2 * HIDDEN),
+    "midlayer.self_attn.v_proj": (KEY_VALUE, 2 * HIDDEN), "midlayer.self_attn.o_proj": (HIDDEN, HIDDEN),
+    "midlayer.post_attention_layernorm": (HIDDEN,), "midlayer.mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+    "midlayer.mlp.up_proj": (INTERMEDIATE, HIDDEN), "midlayer.mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    "norm": (HIDDEN,), "lm_head": (DRAFT_VOCABULARY, HIDDEN),
+}  # fmt: skip
 WEIGHTS = {".bin": "pytorch_model.bin", "safetensors": "model.safetensors"}
 DRAFTKIT = (sys.executable, "-c", "from draftkit.cli import main; main()")
 START = {".bin": "python, import torch", "safetensors": "python"}
 COPIES = ("cp", "cp and sync")
 SAMPLING_SECONDS = 0.005
-MEMORY = ("RssAnon", "VmRSS", "VmHWM")  # what is watched of processes: private, resident, and that at its peak
+COLUMNS = ("run", "wall s", "CPU s", "private MB", "× (cp + python)", "× (cp and sync + python)")
 
 
 class Cost(NamedTuple):
-    """The cost of one process: wall seconds and processor seconds, peak bytes of its own and with the page cache."""
+    """The cost of one process: wall seconds, processor seconds, and the peak bytes of its own."""
 
     wall: float
     cpu: float
     private: int
-    resident: int
 
 
 def make_checkpoints(folder: Path) -> None:
     """A folder for each kind of weights, and `target` with the config of a Llama-3.1-8B."""
     generator = torch.Generator().manual_seed(0)
     kept = torch.randperm(VOCABULARY, generator=generator)[:DRAFT_VOCABULARY].sort().values
-    tensors = {name: torch.rand(shape, generator=generator).half() for name, shape in SHAPES.items()}
+    tensors = {f"{name}.weight": torch.rand(size, generator=generator).half() for name, size in SHAPES.items()}
     tensors["d2t"] = kept - torch.arange(DRAFT_VOCABULARY)
     tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, kept, value=True)
     for name in (*WEIGHTS, "target"):
@@ -117,19 +97,17 @@ def commands(folder: Path, speculators: Path | None) -> dict[str, Sequence[str |
         runs[f"cp and sync, {kind}"] = ("sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', source, out)
         runs[f"draftkit convert, {kind}"] = (*DRAFTKIT, "convert", source, out, "--target", target)
         if speculators:
-            convert = (speculators, "-m", "speculators", "convert", source, "--algorithm", "eagle3")
+            convert = (speculators, "convert", source, "--algorithm", "eagle3")
             runs[f"speculators convert, {kind}"] = (*convert, "--verifier", target, "--output-path", out)
     return runs
 
 
-def run(command: Sequence[str | Path], environment: Mapping[str, str], given: str = "") -> Cost:
-    """What a command costs that is `given` a text; its memory is that of its processes together."""
-    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as asked:
-        asked.write(given.encode())
-        asked.seek(0)
+def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Cost:
+    """What a command costs; its memory is that of its processes together."""
+    with tempfile.TemporaryFile() as errors:
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
-        peaks = dict.fromkeys(MEMORY, 0)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+        peaks: list[int] = []
         watcher = threading.Thread(target=watch, args=(process.pid, peaks))
         watcher.start()
         _, status, usage = os.wait4(process.pid, 0)
@@ -139,30 +117,23 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str], given: st
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command} failed:\n{errors.read().decode()[-3000:]}")
-    resident = max(peaks["VmRSS"], peaks["VmHWM"])
-    return Cost(wall, usage.ru_utime + usage.ru_stime, peaks["RssAnon"], resident)
+    return Cost(wall, usage.ru_utime + usage.ru_stime, max(peaks, default=0))
 
 
-def watch(pid: int, peaks: dict[str, int]) -> None:
-    """Raise the peaks, in bytes, to what /proc shows of a process until it ends, and of it and its children together;
-    `ru_maxrss` would begin with ours."""
-    while own := memory_of(pid):
-        now = Counter(own)
-        for child in children(pid):
-            now.update(memory_of(child))
-        now["VmHWM"] = own["VmHWM"]
-        peaks |= {key: max(peaks[key], size) for key, size in now.items()}
+def watch(pid: int, sizes: list[int]) -> None:
+    """Note the private bytes of a process and its children until it ends."""
+    while own := private_bytes(pid):
+        sizes.append(own + sum(map(private_bytes, children(pid))))
         time.sleep(SAMPLING_SECONDS)
 
 
-def memory_of(pid: int) -> dict[str, int]:
-    """`MEMORY` of a process in bytes; nothing of one that has ended, even where it waits to be reaped."""
+def private_bytes(pid: int) -> int:
+    """Anonymous memory of a process; none of one that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return {}
-    found = (line.partition(":") for line in lines)
-    return {key: int(value.split()[0]) << 10 for key, _, value in found if key in MEMORY}
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def children(pid: int) -> Iterator[int]:
@@ -203,23 +174,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Cost]:
             shutil.rmtree(folder / "out", ignore_errors=True)
             costs[name].append(run(command, environment))
             print(f"{name}: {costs[name][-1].wall:.2f} s", file=sys.stderr)
-    return {
-        name: Cost(*(median(column) for column in zip(*measured[1:], strict=True))) for name, measured in costs.items()
-    }
+    return {name: Cost(*map(median, zip(*measured[1:], strict=True))) for name, measured in costs.items()}
 
 
-def table_of(costs: dict[str, Cost], options: argparse.Namespace) -> Table:
-    table = Table(
-        "run", "wall s", "CPU s", "private MB", "resident MB", "× (cp + python)", "× (cp and sync + python)",
-        title=f"0.85 GB, {options.threads} threads, medians of {options.repeats}, load {os.getloadavg()[2]:.1f}",
-    )  # fmt: skip
+def rows(costs: dict[str, Cost]) -> Iterator[list[str]]:
     for name, cost in costs.items():
-        ratios = [f"{ratio(costs, name, copy):.2f}" for copy in COPIES] if " convert" in name else []
-        figures = (f"{cost.wall:.2f}", f"{cost.cpu:.2f}", f"{cost.private / 1e6:.0f}", f"{cost.resident / 1e6:.0f}")
-        table.add_row(name, *figures, *ratios)
-    if not options.speculators:
-        table.add_row("speculators convert", "not measured")
-    return table
+        ratios = [f"{ratio(costs, name, copy):.2f}" for copy in COPIES] if " convert" in name else ["", ""]
+        yield [name, f"{cost.wall:.2f}", f"{cost.cpu:.2f}", f"{cost.private / 1e6:.0f}", *ratios]
 
 
 def ratio(costs: dict[str, Cost], name: str, copy: str) -> float:
@@ -228,25 +189,9 @@ def ratio(costs: dict[str, Cost], name: str, copy: str) -> float:
     return costs[name].wall / (costs[f"{copy}, {kind}"].wall + costs[START[kind]].wall)
 
 
-def limits_of(costs: dict[str, Cost]) -> Table:
-    table = Table("limit", "at most", "measured", "", title="draftkit and its limits")
-
-    def row(name: str, limit: float, measured: float) -> None:
-        table.add_row(name, f"{limit:g}", f"{measured:.2f}", "reached" if measured <= limit else "MISSED")
-
-    for kind in WEIGHTS:
-        convert = f"draftkit convert, {kind}"
-        for copy in COPIES:
-            row(f"{kind}: wall / ({copy} + {START[kind]})", 1.5, ratio(costs, convert, copy))
-        row(f"{kind}: peak private memory, MB", 400, costs[convert].private / 1e6)
-    for command in ("draftkit --help", "draftkit inspect, safetensors"):
-        row(f"{command}: CPU, s", 0.3, costs[command].cpu)
-    return table
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speculators", type=Path, help="Python of an environment with speculators")
+    parser = arguments(__doc__)
+    parser.add_argument("--speculators", type=Path, help="the command of an environment with speculators")
     parser.add_argument("--folder", type=Path, help="where to work, on the disk to measure; default: the temporary one")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process")
@@ -254,7 +199,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         make_checkpoints(Path(name))
         costs = measure(Path(name), options)
-    Console(width=140).print(table_of(costs, options), limits_of(costs))
+    sizes = f"0.85 GB, {options.threads} threads, medians of {options.repeats}, load {os.getloadavg()[2]:.1f}"
+    show(f"{stamp()}\n{sizes}", COLUMNS, rows(costs))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 `python -m scripts.bench.runtime [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
 `python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--compile] [--out F]`
-`python -m scripts.bench.runtime --latency 8 64`
 
-All tools generate greedily from the same token ids in the same dtype with the same number of threads, their prompts
-included in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target),
-the same K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, with its default
-compilation and, unless `--compiled-only`, eager, of which the faster one counts. What is compared in a row takes turns,
-so that other load on the machine falls on all; the median of the repeats counts, after a warm-up. A batch of 8 stays
-full in draftkit and vLLM while requests wait, and padded on the left in `generate`. `--out` keeps each row as soon as
-it is measured, in a JSON file that the same command goes on with. `--latency` times draftkit alone: how long requests
-wait for their first token and for each further step at these concurrencies, with three times as many requests, all
-there at once. A request's time begins where it gets a slot.
+All tools generate greedily from the same token ids, in the same dtype, with the same number of threads. The time of the
+prompts is included. `generate` is transformers' own; "assisted" is its assisted generation with a standalone draft, the
+same K and no confidence stop, at batch 1. vLLM gets the same draft and K, compiled as by default and, without
+`--compiled-only`, eager too; the faster one counts. What is compared takes turns after a warm-up, and the median of the
+repeats counts. Batches stay full in draftkit and vLLM while requests wait; `generate` pads them on the left. `--out`
+keeps each row as soon as it is measured, and the same command continues with it.
 """
 
 from __future__ import annotations
@@ -25,18 +21,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-import transformers
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit.engines.vllm.serve import speculative_config
@@ -49,6 +40,8 @@ from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
+from scripts import _bench
+from scripts._bench import commit, show, stamp
 
 DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model", "dflash")
 BATCHES = (1, 8)
@@ -65,23 +58,7 @@ class Timing(NamedTuple):
 
 
 Run = Callable[[], Timing]
-LATENCIES = ("concurrency", "draft", "TTFT p50", "TTFT p99", "step p50", "step p99", "tokens/s")
-OF_NO_ROW = {"batches", "latency", "drafts", "k", "out"}  # options that do not change what a row says
-WAVES = 3  # so many times the concurrency are the requests of a latency
-
-
-def latencies(engine: Engine, requests: Sequence[Request]) -> list[str]:
-    """The cells of `LATENCIES` after the draft's, in milliseconds. The requests are taken round and round until there
-    are enough."""
-    asked = [replace(requests[i % len(requests)], id=str(i)) for i in range(WAVES * engine.num_slots)]
-    engine.warm_up(asked[: engine.num_slots])
-    began = time.perf_counter()
-    found = engine.generate(asked)
-    taken = time.perf_counter() - began
-    first = quantiles([1e3 * generation.ttft for generation in found], n=100)
-    steps = quantiles([1e3 * gap for generation in found for gap in generation.itl], n=100)
-    speed = sum(len(generation.tokens) for generation in found) / taken
-    return [f"{times[percent - 1]:.1f}" for times in (first, steps) for percent in (50, 99)] + [f"{speed:.0f}"]
+OF_NO_ROW = {"batches", "drafts", "k", "out"}  # options that do not change what a row says
 
 
 def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
@@ -159,21 +136,11 @@ class Bench:
                     runs["assisted"] = partial(self.assisted, k)
                 yield [*key(batch, name, k), *_cells(speeds(runs, self.options.repeats))]
 
-    def latency_rows(self, name: str | None, k: int, batches: Sequence[int]) -> Iterator[list[str]]:
-        """The rows of a table of latencies, as `rows`."""
-        with ExitStack() as stack:
-            draft = None if name is None else stack.enter_context(open_draft(_source(name), self.options.target))
-            for batch in batches:
-                yield [*key(batch, name, k), *latencies(self.engine(draft, k, batch), self.requests)]
-
-    def engine(self, draft: Draft | None, k: int, batch: int) -> Engine:
+    def draftkit(self, draft: Draft | None, k: int, batch: int) -> Run:
         drafter = None if draft is None else load_drafter(draft, self.model)
         target = Target(self.model, None if drafter is None else drafter.aux_layers)
         compiled = self.options.compile
-        return Engine(target, drafter, num_speculative_tokens=k, num_slots=batch, compile=compiled)
-
-    def draftkit(self, draft: Draft | None, k: int, batch: int) -> Run:
-        engine = self.engine(draft, k, batch)
+        engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=batch, compile=compiled)
 
         def run() -> Timing:
             began = self.clock()
@@ -215,12 +182,9 @@ class Bench:
     @contextmanager
     def vllm(self, draft: Draft | None, k: int, *, eager: bool) -> Iterator[Callable[[int], Timing]]:
         """A process with vLLM's engine, and what runs it at a batch size."""
-        settings = None
-        if draft is not None:
-            settings = speculative_config(draft.spec, draft.path, k)
         job = {
             "target": str(locate(self.options.target).path),
-            "speculative": settings,
+            "speculative": None if draft is None else speculative_config(draft.spec, draft.path, k),
             "dtype": self.options.dtype,
             "eager": eager,
             "clock": self.options.clock,
@@ -288,20 +252,12 @@ def _cells(speed: Mapping[str, float]) -> list[str]:
     return [*cells, f"{speed['AL']:.2f}" if "AL" in speed else ""]
 
 
-def commit() -> str:
-    """The commit of this checkout, with a `+` where files have changed since."""
-    described = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    ran = subprocess.run(described, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return ran.stdout.strip() or "unknown"
-
-
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.arguments(__doc__)
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
     parser.add_argument("--target", default="zoo:target", help="as `draftkit eval` takes it, but no GGUF file")
-    parser.add_argument(
-        "--drafts", nargs="*", help=f"as `draftkit eval` takes them, or of the zoo: {', '.join(DRAFTS)}"
-    )
+    drafts = f"as `draftkit eval` takes them, or of the zoo: {', '.join(DRAFTS)}"
+    parser.add_argument("--drafts", nargs="*", help=drafts)
     parser.add_argument("--assistant", help="a standalone draft for transformers' assisted generation")
     parser.add_argument("--dataset", default="zoo", help="the prompts, as `draftkit eval` takes them")
     parser.add_argument("--prompts", type=int, default=16, help="at least; twice the batch where that is more")
@@ -313,14 +269,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled-only", action="store_true", help="vLLM as it comes, and not eager too")
     parser.add_argument("--out", type=Path, help="a JSON file that keeps the rows; the same command goes on with it")
-    parser.add_argument(
-        "--clock",
-        choices=("perf_counter", "process_time"),
-        default="perf_counter",
-        help="process_time: processor time, of all threads; for machines with other work",
-    )
+    clocks, help = ("perf_counter", "process_time"), "process_time: of all threads, for machines with other work"
+    parser.add_argument("--clock", choices=clocks, default=clocks[0], help=help)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--latency", type=int, nargs="+", help="first tokens and steps at these concurrencies, instead")
     options = parser.parse_args()
     if options.target == "zoo:target":
         options.assistant = options.assistant or "zoo:draft-model"
@@ -331,29 +282,21 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    bench, console = Bench(options), Console(width=140)
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, {options.dtype}"
-    sizes += "" if options.latency else f", median of {options.repeats} by {options.clock}"
-    today = datetime.now(UTC).date().isoformat()
-    table = Table(
-        *((*LATENCIES[:2], "K", *LATENCIES[2:]) if options.latency else (*COLUMNS, *RATIOS)),
-        title=f"{'ms and ' if options.latency else ''}tokens/s, {today}, commit {commit()}\n"
-        f"{processor()}, {options.threads} threads, {versions}; {sizes}",
-    )
+    bench = Bench(options)
     told = {name: value for name, value in vars(options).items() if name not in OF_NO_ROW}
     kept = Kept(options.out, json.loads(json.dumps(told | {"commit": commit(), "processor": processor()}, default=str)))
-    batches = options.latency or options.batches
     asked = [(None, 0), *((name, k) for name in options.drafts or () for k in options.k)]
     for name, k in asked:
-        missing = [batch for batch in batches if key(batch, name, k) not in kept.rows]
-        for row in (bench.latency_rows if options.latency else bench.rows)(name, k, missing) if missing else ():
+        missing = [batch for batch in options.batches if key(batch, name, k) not in kept.rows]
+        for row in bench.rows(name, k, missing) if missing else ():
             print(*row, sep="\t", file=sys.stderr, flush=True)
             kept.add(row)
-    for name, k in asked:
-        for batch in batches:
-            table.add_row(*kept.rows[key(batch, name, k)])
-    console.print(table)
+    sizes = (
+        f"{options.prompts} prompts, {options.max_new_tokens} new tokens, {options.dtype}, {options.threads} threads"
+    )
+    title = f"tokens/s, {stamp()}\n{sizes}, median of {options.repeats} by {options.clock}"
+    rows = [kept.rows[key(batch, name, k)] for name, k in asked for batch in options.batches]
+    show(title, (*COLUMNS, *RATIOS), rows)
 
 
 if __name__ == "__main__":
