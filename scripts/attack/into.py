@@ -2,11 +2,10 @@
 
     python -m scripts.attack.into [--cases N] [--case NUMBER]
 
-Each case spoils a target, its heads or the place of OUT, and puts the heads back, into OUT and into the target's own
-folder. A case ends well where draftkit refuses in one message and everything is as it was, or where the new folder has
-the heads, every other tensor and file is the target's, and whoever writes into its files leaves the target as it was.
-Some runs are killed on the way, or find the disk full: then the old target, or the whole new one, is found by the next
-command that reads it.
+Each case spoils a target, its heads or the place of OUT, and puts the heads back, into OUT or the target's own folder.
+It ends well if draftkit refuses in one message and everything is as it was. Else the new folder must have the heads,
+every other tensor and file must be the target's, and writing into its files must leave the target as it was. Some runs
+are killed on the way or find the disk full: the next command must find the old target or the whole new one.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,13 @@ from draftkit.hub.locate import locate
 from draftkit.io import atomic
 from scripts.attack._count import Case, Lost, Silent, main
 
-ROOT = Path(__file__).resolve().parents[2]
-
 FILE, INDEX, CONFIG, NEW = "model.safetensors", "model.safetensors.index.json", "config.json", "model-mtp.safetensors"
 FIRST, SECOND = "model-00001.safetensors", "model-00002.safetensors"  # of which the second has the head
 OWN = "the target's own"
 KIND, LAYER, LAST = "deepseek_v3", "model.layers.8.", "model.layers.7."
 COUNT, NORM = "num_nextn_predict_layers", "model.norm.weight"
 
+STEPS = 200  # of a run that puts heads back
 ODD: tuple[object, ...] = (True, -1, 7, "1", [], 2.5, 10**12)
 
 State = dict[str, tuple[int, object]]  # path → mode, and content, or where a link leads
@@ -88,19 +88,32 @@ def cases(corpus: Path) -> Iterator[Case]:
 # What is wrong.
 
 
-def text(name: str, content: str | bytes) -> Callable[[Place], None]:
-    """A file of the target with other content."""
+def made(name: str, make: Callable[[Path], object]) -> Callable[[Place], None]:
+    """Something else in the place of a file of the target."""
 
     def spoil(place: Place) -> None:
         path = place.target / name
+        path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        make(path)
 
     return spoil
 
 
+def text(name: str, content: str | bytes) -> Callable[[Place], None]:
+    return made(name, lambda path: path.write_bytes(content if isinstance(content, bytes) else content.encode()))
+
+
+def link(name: str, to: str) -> Callable[[Place], None]:
+    return made(name, lambda path: path.symlink_to(to))
+
+
+def pipe(name: str) -> Callable[[Place], None]:
+    return made(name, os.mkfifo)
+
+
 def value(name: str, *keys: str, to: object) -> Callable[[Place], None]:
-    """Another value in a JSON file of the target, where it has that file."""
+    """Another value in a JSON file of the target, if it has that file."""
 
     def spoil(place: Place) -> None:
         if (path := place.target / name).exists():
@@ -113,47 +126,14 @@ def value(name: str, *keys: str, to: object) -> Callable[[Place], None]:
     return spoil
 
 
-def link(name: str, to: str) -> Callable[[Place], None]:
-    def spoil(place: Place) -> None:
-        path = place.target / name
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(to.format(place=place))
-
-    return spoil
+def listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, chdir(path.parent):  # the path of a socket has 107 letters
+        server.bind(path.name)
 
 
-def pipe(name: str) -> Callable[[Place], None]:
-    def spoil(place: Place) -> None:
-        path = place.target / name
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-
-    return spoil
-
-
-def listen(place: Place) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        here = os.getcwd()
-        os.chdir(place.target)  # the path of a socket has 107 letters
-        try:
-            server.bind("socket")
-        finally:
-            os.chdir(here)
-
-
-def folder_for(name: str) -> Callable[[Place], None]:
-    def spoil(place: Place) -> None:
-        (place.target / name).unlink(missing_ok=True)
-        (place.target / name).mkdir()
-
-    return spoil
-
-
-def loop_of_two(place: Place) -> None:
-    link("one", "two")(place)
-    link("two", "one")(place)
+def linked_in_a_circle(path: Path) -> None:
+    path.symlink_to("two")
+    path.with_name("two").symlink_to(path.name)
 
 
 def as_in_a_cache(place: Place) -> None:
@@ -231,13 +211,13 @@ SPOILS: list[tuple[str, Callable[[Place], Path | None], bool | None]] = [
     ("a temporary file", text("config.json.tmp", OWN), False),
     ("a link to nothing", link("vocab.txt", "gone"), True),
     ("a link to itself", link("vocab.txt", "vocab.txt"), True),
-    ("two links to each other", loop_of_two, True),
+    ("two links to each other", made("one", linked_in_a_circle), True),
     ("a link to its own folder", link("again", "."), True),
     ("a link to the folder above", link("above", ".."), True),
     ("a link to everything", link("root", "/"), True),
     ("a link back from below", link("assets/up", ".."), True),
     ("a link to a device", link("zero", "/dev/zero"), True),
-    ("a link to a folder beside", link("beside", "{place.heads}"), False),
+    ("a link to a folder beside", link("beside", "../heads"), False),
     ("a pipe", pipe("pipe"), True),
     ("a pipe below", pipe("assets/pipe"), True),
     ("a pipe for config.json", pipe(CONFIG), True),
@@ -245,9 +225,9 @@ SPOILS: list[tuple[str, Callable[[Place], Path | None], bool | None]] = [
     ("a pipe for the index", pipe(INDEX), None),
     ("a pipe for the tokenizer", pipe("tokenizer.json"), True),
     ("a pipe for the new shard", pipe(NEW), True),
-    ("a socket", listen, True),
-    ("a folder for config.json", folder_for(CONFIG), True),
-    ("a folder for the new shard", folder_for(NEW), None),
+    ("a socket", made("socket", listen), True),
+    ("a folder for config.json", made(CONFIG, Path.mkdir), True),
+    ("a folder for the new shard", made(NEW, Path.mkdir), None),
     ("a config without end", text(CONFIG, '{"a": ' + "[" * 10_000), True),
     ("a config that is a list", text(CONFIG, "[]"), True),
     ("an empty config", text(CONFIG, ""), True),
@@ -403,41 +383,26 @@ def _check(place: Place, out: Path, before: State, wanted: dict[str, bytes]) -> 
 
 
 def _ends() -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """Where a run ends: at a call of one of these functions."""
+    """Where a run ends: before one of its looks at or changes of the file system, or when a file is too large."""
     for layout in ("whole", "sharded without the head"):
-        for holder, name, calls in (
-            (os, "link", 2), (shutil, "copy2", 3), (shutil, "copyfile", 2), (atomic, "_sync", 3), (atomic, "_swap", 1),
-            (Path, "rename", 3), (shutil, "rmtree", 1),
-        ):  # fmt: skip
-            for call in range(calls):
-                for when in ("before", "after"):
-                    for exchanges in (True, False):
-                        how = "one exchange" if exchanges else "two renames"
-                        event = _at_call(holder, name, call, when, exchanges)
-                        yield f"{when} {name} {call}, {how}, {layout}", layout, event
+        for exchanges in (True, False):
+            how = "one exchange" if exchanges else "two renames"
+            for step in range(1, STEPS, 3):
+                yield f"before step {step}, {how}, {layout}", layout, partial(_die_at, step, exchanges)
         for size in (0, 100, 10_000):
             yield f"a disk of {size} bytes a file, {layout}", layout, partial(_full, size)
 
 
-def _at_call(holder: Any, name: str, call: int, when: str, exchanges: bool) -> Callable[[], None]:
-    def install() -> None:
-        known, seen = getattr(holder, name), [0]
+def _die_at(step: int, exchanges: bool) -> None:
+    if not exchanges:
+        atomic._exchanged = lambda one, other: False
+    steps = count(1)
 
-        def ending(*arguments: Any, **options: Any) -> Any:
-            last = seen[0] == call
-            seen[0] += 1
-            if last and when == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
-            found = known(*arguments, **options)
-            if last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
+    def on_event(event: str, values: object) -> None:
+        if (event == "open" or event.startswith(("os.", "shutil."))) and next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(holder, name, ending)
-        if not exchanges:
-            atomic._exchanged = lambda one, other: False
-
-    return install
+    sys.addaudithook(on_event)
 
 
 def _full(size: int) -> None:

@@ -2,10 +2,9 @@
 
     python -m scripts.attack.servers [--cases N] [--case NUMBER]
 
-Each case is an honest server (as vLLM, SGLang, TensorRT-LLM, llama.cpp, or any other of OpenAI's interface) but for one
-thing: a count that cannot be, an answer that does not end, a redirect elsewhere. A case ends well where the server is
-refused in one message, or where the figures are those of the honest server. It is lost where a key, a token or a prompt
-reaches another server, or where rows that were there before are gone.
+Each case is a server of one kind that is honest but for one thing: an impossible count, an endless answer.
+A case ends well if the server is refused in one message, or if the figures are those of the honest server. It is lost
+if rows that were there before are gone. Hubs redirect elsewhere, and the token must not reach the other server.
 """
 
 from __future__ import annotations
@@ -135,26 +134,6 @@ TRANSPORT: dict[str, Callable[[Exchange], None]] = {
     "too many requests": status(429, b"", **{"Retry-After": "1000000000"}),
 }
 
-# Where a redirect leads; {other} is another server, {port} its port, {own} this one.
-PLACES = (
-    "{other}/v1/models", "//127.0.0.1:{port}/v1/models", "http://localhost:{port}/v1", "https://127.0.0.1:{port}/",
-    "http://user:word@127.0.0.1:{port}/", "{own}@127.0.0.1:{port}/", "http://[::1", "http://127.0.0.1:port/",
-    "http://127.0.0.1:99999/", "http://", "file:///etc/passwd", "ftp://127.0.0.1:{port}/", "data:,{{}}", "javascript:1",
-    "gopher://127.0.0.1:{port}/", "", "/v1/models/\xe4", "/v1/models", "?", "http://\xe4\xf6:1/", "http://a..b/",
-    "\\\\x",
-)  # fmt: skip
-
-
-def redirecting(code: int, place: str, other: str) -> Callable[[Exchange], None]:
-    def redirect(exchange: Exchange) -> None:
-        port, own = other.rpartition(":")[2], exchange.hostile.url
-        location = place.format(other=other, port=port, own=own)
-        head = f"HTTP/1.1 {code} Elsewhere\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
-        exchange.write(head.encode("latin-1"))
-
-    return redirect
-
-
 # What a server may say of itself, of its drafts and in its answers.
 
 
@@ -174,78 +153,91 @@ def position(label: str) -> Spoil:
     return text("/metrics", lambda page: page.replace('position="1"', label))
 
 
+Keys = tuple[str | int, ...]
+CHOICE: Keys = ("choices", 0)
+DRAFTED: Keys = ("metrics", "speculative_decoding")
+LOGPROBS: Keys = (*CHOICE, "logprobs")
+# Where each kind of server says the tokens of an answer, and what it counts.
+TOKENS: dict[Dialect, Keys] = {
+    "vllm": (*CHOICE, "token_ids"),
+    "tensorrt_llm": (*CHOICE, "token_ids"),
+    "sglang": ("output_ids",),
+    "llamacpp": ("tokens",),
+}
+COUNTS: dict[Dialect, tuple[Keys, ...]] = {
+    "vllm": ((*DRAFTED, "num_draft_tokens"),),
+    "sglang": (("meta_info", "spec_verify_ct"), ("meta_info", "spec_num_proposed_drafts")),
+    "tensorrt_llm": (("usage", "completion_tokens"),),
+    "llamacpp": tuple(("timings", name) for name in ("draft_n", "draft_n_accepted", "predicted_n")),
+    "openai": (("usage", "completion_tokens"),),
+}
+HISTOGRAMS: tuple[list[Any], ...] = ([-1, 2], [float("nan")], ["1"], [0] * 10**5)
+NO_HISTOGRAM = {"spec_correct_drafts_histogram": None, "spec_num_correct_drafts": HUGE}
+AVERAGES = (float("nan"), float("inf"), 0, -1, 1e-320, 1e-9, 16, 1e9)
+CHOICES: tuple[Dialect, ...] = ("vllm", "tensorrt_llm", "openai")  # that answer in these
+# Kinds of servers, what their answers say, instead of what.
+LIES: tuple[tuple[tuple[Dialect, ...], str, Any, Keys], ...] = (
+    *(
+        (("vllm",), f"a histogram {str(odd)[:30]}", odd, (*DRAFTED, "acceptance_histogram"))
+        for odd in (*HISTOGRAMS, [float("inf")], [True], [0, 0, 0, HUGE], [50, 0, 0, 0], [0, 0, 0, 50])
+    ),
+    (("vllm",), "fewer drafted than accepted", 1, (*DRAFTED, "num_draft_tokens")),
+    (("vllm",), "another prompt", [1, 2, 3], (*CHOICE, "prompt_token_ids")),
+    *(
+        (("sglang",), f"a histogram {str(odd)[:30]}", odd, ("meta_info", "spec_correct_drafts_histogram"))
+        for odd in (*HISTOGRAMS, [HUGE, 0])
+    ),
+    (("sglang",), "no histogram, and more than was given", lambda meta: meta | NO_HISTOGRAM, ("meta_info",)),
+    (("sglang",), "meta_info that is a list", [1], ("meta_info",)),
+    *((("tensorrt_llm",), f"an average of {n}", n, (*CHOICE, "avg_decoded_tokens_per_iter")) for n in AVERAGES),
+    (("llamacpp",), "more accepted than drafted", 1, ("timings", "draft_n")),
+    (("llamacpp",), "timings that are a list", [1], ("timings",)),
+    (("llamacpp",), "tokens that are no list", {"a": 1}, ("tokens",)),
+    (CHOICES, "choices that are no list", {"a": 1}, ("choices",)),
+    (CHOICES, "a choice that is none", [7], ("choices",)),
+    (CHOICES, "log-probabilities that are none", {"content": [{}]}, LOGPROBS),
+    (CHOICES, "rows of log-probabilities that are none", {"content": [7]}, LOGPROBS),
+)
+# Of every kind of server, the text of an answer.
+TEXTS: dict[str, Callable[[str], str]] = {
+    "an answer without its end": lambda said: said[: len(said) // 2],
+    "an error in an answer": lambda said: 'data: {"error": {"message": "\\u001b[2Jno"}}\n' + said,
+    "an error of a megabyte": lambda said: f'data: {{"error": "{"x" * 900_000}"}}\n' + said,
+    "an answer twice": lambda said: said.replace("data: [DONE]", "") + said,
+}
+COUNTERS = tuple(f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+LABELS = (*(f'position="{value}"' for value in ("x", "-1", HUGE, "\u00b2", "")), 'place="1"')
+
+
 def claims(dialect: Dialect) -> Iterator[tuple[str, Spoil]]:
     """What a server of a kind says wrongly."""
     for odd in (*ODD, "\x1b[2J", "x" * 10**5):
         yield f"a model called {str(odd)[:20]!r}", put(MODELS, odd, "data", 0, "id")
     yield "a list of models that is none", put(MODELS, {"a": 1}, "data")
     yield "models without end in a list", put(MODELS, [[]] * 10**5, "data")
-    choice: tuple[str | int, ...] = ("choices", 0)
     if dialect in ("vllm", "llamacpp"):
-        yield from _of_metrics(f"{dialect}:")
-    if dialect in ("vllm", "tensorrt_llm"):
-        yield from _of_tokens(*choice, "token_ids")
+        yield from _of_metrics(dialect)
+    if dialect in TOKENS:
+        yield from _of_tokens(*TOKENS[dialect])
+    for keys in COUNTS[dialect]:
+        for odd in (*ODD, float("nan"), float("inf"), 1e300):
+            # Without a value, many are figured out in another way.
+            if odd is not None and not (keys[-1] == "spec_verify_ct" and odd in ([], {})):
+                yield f"{keys[-1]} {str(odd)[:20]}", put(ANSWERS, odd, *keys)
+    for dialects, name, value, keys in LIES:
+        if dialect in dialects:
+            yield name, put(ANSWERS, value, *keys)
+    yield from ((name, text(ANSWERS, change)) for name, change in TEXTS.items())
+
+
+def _of_metrics(dialect: Dialect) -> Iterator[tuple[str, Spoil]]:
+    counters = [f"{dialect}:{name}" for name in (*COUNTERS, "spec_decode_num_accepted_tokens_per_pos_total")]
     if dialect == "vllm":
-        told = ("metrics", "speculative_decoding")
-        yield from _of_counts(*told, "num_draft_tokens")
-        yield "fewer drafted than accepted", put(ANSWERS, 1, *told, "num_draft_tokens")
-        for odd in (*ODD, [-1, 2], [float("nan")], [float("inf")], ["1"], [True], [0] * 10**5, [0, 0, 0, HUGE]):
-            if odd is not None and not isinstance(odd, dict) and odd not in ("7", [], -1, True, 2.5, HUGE):
-                yield f"a histogram {str(odd)[:30]}", put(ANSWERS, odd, *told, "acceptance_histogram")
-        yield "a histogram of more steps than tokens", put(ANSWERS, [50, 0, 0, 0], *told, "acceptance_histogram")
-        yield "a histogram of more than was given", put(ANSWERS, [0, 0, 0, 50], *told, "acceptance_histogram")
-        yield "another prompt", put(ANSWERS, [1, 2, 3], *choice, "prompt_token_ids")
-    if dialect == "sglang":
-        yield from _of_tokens("output_ids")
-        yield from _of_counts("meta_info", "spec_verify_ct", without=(None, [], {}))
-        yield from _of_counts("meta_info", "spec_num_proposed_drafts")
-        for odd in ([-1, 2], [float("nan")], ["1"], [0] * 10**5, [HUGE, 0]):
-            yield f"a histogram {str(odd)[:30]}", put(ANSWERS, odd, "meta_info", "spec_correct_drafts_histogram")
-        lie = {"spec_correct_drafts_histogram": None, "spec_num_correct_drafts": HUGE}
-        yield "no histogram, and more than was given", put(ANSWERS, lambda meta: meta | lie, "meta_info")
-        yield "meta_info that is a list", put(ANSWERS, [1], "meta_info")
-    if dialect == "tensorrt_llm":
-        for average in (float("nan"), float("inf"), 0, -1, 1e-320, 1e-9, 16, 1e9):
-            yield f"an average of {average}", put(ANSWERS, average, *choice, "avg_decoded_tokens_per_iter")
-    if dialect == "llamacpp":
-        yield from _of_tokens("tokens")
-        for name in ("draft_n", "draft_n_accepted", "predicted_n"):
-            yield from _of_counts("timings", name)
-        yield "more accepted than drafted", put(ANSWERS, 1, "timings", "draft_n")
-        yield "timings that are a list", put(ANSWERS, [1], "timings")
-        yield "tokens that are no list", put(ANSWERS, {"a": 1}, "tokens")
-    if dialect in ("vllm", "tensorrt_llm", "openai"):
-        if dialect != "vllm":  # whose ids are counted
-            yield from _of_counts("usage", "completion_tokens")
-        yield "choices that are no list", put(ANSWERS, {"a": 1}, "choices")
-        yield "a choice that is none", put(ANSWERS, [7], "choices")
-        yield "log-probabilities that are none", put(ANSWERS, {"content": [{}]}, *choice, "logprobs")
-        yield "rows of log-probabilities that are none", put(ANSWERS, {"content": [7]}, *choice, "logprobs")
-    yield "an answer without its end", text(ANSWERS, lambda said: said[: len(said) // 2])
-    yield "an error in an answer", text(ANSWERS, lambda said: 'data: {"error": {"message": "\\u001b[2Jno"}}\n' + said)
-    yield "an error of a megabyte", text(ANSWERS, lambda said: f'data: {{"error": "{"x" * 900_000}"}}\n' + said)
-    yield "an answer twice", text(ANSWERS, lambda said: said.replace("data: [DONE]", "") + said)
-
-
-def _of_metrics(prefix: str) -> Iterator[tuple[str, Spoil]]:
-    drafts = f"{prefix}spec_decode_num_"
-    names = ("drafts_total", "draft_tokens_total", "accepted_tokens_total", "accepted_tokens_per_pos_total")
-    counters = [drafts + name for name in names]
-    if prefix == "vllm:":
         counters += ["vllm:request_success_total", "vllm:generation_tokens_total"]
     for name in counters:
-        for value in NUMBERS:
-            yield f"{name} {value!r}", metric(name, value)
+        yield from ((f"{name} {value!r}", metric(name, value)) for value in NUMBERS)
         yield f"{name} falls", falling(name)
-    for label in (
-        'position="x"',
-        'position="-1"',
-        f'position="{HUGE}"',
-        'position="\u00b2"',
-        'place="1"',
-        'position=""',
-    ):
-        yield f"a counter at {label}", position(label)
+    yield from ((f"a counter at {label}", position(label)) for label in LABELS)
     yield "a page of something else", text("/metrics", lambda page: "<html>")
     yield "a page of other counters", text("/metrics", lambda page: "other 1\n")
 
@@ -257,13 +249,6 @@ def _of_tokens(*keys: str | int) -> Iterator[tuple[str, Spoil]]:
     yield "a token of a megabyte", put(ANSWERS, "x" * 900_000, *keys, 0)
     yield "more tokens than were asked for", put(ANSWERS, lambda ids: [*ids, *range(5, 100)], *keys)
     yield "tokens by the hundred thousand", put(ANSWERS, lambda ids: [*ids, *[5] * 100_000], *keys)
-
-
-def _of_counts(*keys: str | int, without: tuple[object, ...] = (None,)) -> Iterator[tuple[str, Spoil]]:
-    """Without a value (None), many are figured out in another way."""
-    for odd in (*ODD, float("nan"), float("inf"), 1e300):
-        if odd not in without:
-            yield f"{keys[-1]} {str(odd)[:20]}", put(ANSWERS, odd, *keys)
 
 
 # What is asked of a server.
@@ -346,7 +331,7 @@ def cases(corpus: Path) -> Iterator[Case]:
     server.LIMITS = endpoints.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
     endpoints.PAUSES = (0.0, 0.0, 0.0)
     served.SETTLING = 0.1
-    found = [*_evaluations(corpus), *_redirections(corpus), *_answers(corpus), *_regenerations(corpus), *_hubs()]
+    found = [*_evaluations(corpus), *_answers(corpus), *_regenerations(corpus), *_hubs()]
     random.Random(0).shuffle(found)  # so that the first cases are of every kind
     return iter(found)
 
@@ -364,32 +349,12 @@ def _evaluations(corpus: Path) -> Iterator[Case]:
             yield f"eval of {dialect}: {name}", against(dialect, spoil, evaluated, honest, same_figures)
 
 
-def _redirections(corpus: Path) -> Iterator[Case]:
-    honest = honestly("vllm", evaluated, corpus)
-    for number, place in enumerate(PLACES):
-        for path in (MODELS, ANSWERS):
-            code = (301, 302, 303, 307, 308)[number % 5] if path == MODELS else 307 + number % 2
-            yield f"eval, {code} of {path} to {place!r}", redirected(path, code, place, honest)
-
-
-def redirected(path: str, code: int, place: str, honest: object) -> Callable[[Path], None]:
-    def run(folder: Path) -> None:
-        with HostileServer("http://127.0.0.1:9", at("", status(200, b"{}"))) as other:
-            spoil = at(path, redirecting(code, place, other.url))
-            try:
-                against("vllm", spoil, evaluated, honest)(folder)
-            finally:
-                if other.asked:
-                    raise Lost(f"another server was asked: {other.asked}")
-
-    return run
-
-
 def _answers(corpus: Path) -> Iterator[Case]:
     numbers: tuple[Any, ...] = (float("nan"), float("inf"), -float("inf"), 5.0, "x", None, [], {"a": 1})
-    places: dict[Dialect, list[tuple[str | int, ...]]] = {
-        "vllm": [("choices", 0, "logprobs", name) for name in ("tokens", "token_logprobs", "top_logprobs")],
-        "openai": [("choices", 0, "logprobs", name) for name in ("tokens", "token_logprobs", "top_logprobs")],
+    columns = ("tokens", "token_logprobs", "top_logprobs")
+    places: dict[Dialect, list[Keys]] = {
+        "vllm": [(*LOGPROBS, name) for name in columns],
+        "openai": [(*LOGPROBS, name) for name in columns],
         "sglang": [("meta_info", "output_top_logprobs"), ("meta_info", "output_top_logprobs", 0)],
         "llamacpp": [("completion_probabilities", 0, "logprob"), ("completion_probabilities", 0, "top_logprobs")],
     }
@@ -397,13 +362,9 @@ def _answers(corpus: Path) -> Iterator[Case]:
         honest = honestly(dialect, answered, corpus)
         for path in keys:
             for value in numbers:
-                told = (
-                    [value] if path[-1] in ("tokens", "token_logprobs", "top_logprobs") and value is not None else value
-                )
-                yield (
-                    f"an answer of {dialect}: {path[-1]} {value}",
-                    against(dialect, put(ANSWERS, told, *path), answered, honest, same_answer),
-                )
+                spoil = put(ANSWERS, [value] if path[-1] in columns and value is not None else value, *path)
+                name = f"an answer of {dialect}: {path[-1]} {value}"
+                yield name, against(dialect, spoil, answered, honest, same_answer)
 
 
 def _regenerations(corpus: Path) -> Iterator[Case]:
@@ -469,27 +430,10 @@ except DraftkitError as error:
 def _hubs() -> Iterator[Case]:
     for path in ("/api/", "/resolve/.*config", "/resolve/.*safetensors"):
         for code in (301, 302, 307, 308):
-            yield f"a Hub that redirects {path} with {code}", of_hub(lambda other, p=path, c=code: _moved(p, c, other))  # type: ignore[misc]
-    for name in ("auth", "refresh"):
-        yield f"a Hub whose storage asks for the token ({name})", of_hub(lambda other, n=name: _stored(n, other))  # type: ignore[misc]
+            yield f"a Hub that redirects {path} with {code}", of_hub(path, code)
 
 
-def _moved(path: str, code: int, other: str) -> Spoil:
-    return at(path, lambda exchange: exchange.send(code, b"", {"Location": other + exchange.path}))
-
-
-def _stored(name: str, other: str) -> Spoil:
-    named = {"Link": f'<{other}/x>; rel="xet-auth"'} if name == "auth" else {"X-Xet-Refresh-Route": f"{other}/x"}
-
-    def stored(exchange: Exchange) -> None:
-        _, body = exchange.honestly()
-        told = {"ETag": '"abc"', "X-Repo-Commit": "a" * 40, "X-Xet-Hash": "a" * 64, "X-Linked-Size": str(len(body))}
-        exchange.send(200, body, told | named)
-
-    return at("/resolve/", stored)
-
-
-def of_hub(spoil: Callable[[str], Spoil]) -> Callable[[Path], None]:
+def of_hub(path: str, code: int) -> Callable[[Path], None]:
     def run(folder: Path) -> None:
         (folder / "draft").mkdir()
         for name in ("config.json", "model.safetensors"):
@@ -497,7 +441,9 @@ def of_hub(spoil: Callable[[str], Spoil]) -> Callable[[Path], None]:
         with (
             HubServer({"org/draft": folder / "draft"}) as hub,
             HostileServer(hub.endpoint) as other,
-            HostileServer(hub.endpoint, spoil(other.url)) as server,
+            HostileServer(
+                hub.endpoint, at(path, lambda it: it.send(code, b"", {"Location": other.url + it.path}))
+            ) as server,
         ):
             settings = {"HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home"), "HF_TOKEN": "hf_secret"}
             quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "2", "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
