@@ -1,10 +1,10 @@
-"""Multi-token prediction heads that are not what they should be: in a target, alone, as speculators has them, put back.
+"""Multi-token prediction heads that are wrong: in a target, alone, as speculators writes them, and put back.
 
     python -m scripts.attack.mtp [--cases N] [--case NUMBER]
 
-A tensor of another shape or dtype, one that is missing or too many must be refused, wherever the heads are read; so
-must heads of another target, and numbers that are not finite, where heads are put back. A config may say anything: it
-is refused, or kept as it is. A target into which nothing was put is as it was.
+A tensor of another shape or dtype, a missing one and one too many must be refused wherever heads are read. So must
+heads of another target, and non-finite numbers, when heads are put back. A config may say anything: it is refused, or
+kept as it is. A target into which nothing was put is as it was.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ LIBRARY = "speculators-mtp"
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of which a target's config may have the other one
 FIRST = ("zero", "a fraction", "a billion", "no text", "deep", "as many digits as Python prints")
 VALUES: dict[str, Any] = WRONG | {name: HOSTILE[name] for name in FIRST} | {"2": 2}
+DTYPES = {
+    torch.float32: "F32", torch.bool: "BOOL", torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.complex64: "C64",
+}  # fmt: skip
 Tensors = dict[str, Tensor]
 
 
@@ -64,7 +68,9 @@ def cases(corpus: Path) -> Iterator[Case]:
         config = json.loads((corpus / kind / "target" / "config.json").read_text())
         alone = saved(corpus / kind / "alone", config, load_file(unified / FILE))
         yield from of_tensors(Heads(f"{kind} alone", alone, own, converted))
-        yield from of_tensors(Heads(f"{kind} in the layout", unified, own, inspected))
+        yield from of_tensors(
+            Heads(f"{kind} in the layout", unified, own, lambda source, _: inspect_checkpoint(str(source)))
+        )
         yield from puts(kind, corpus, head.projection + ".weight")
     library = all_published()[LIBRARY].write(corpus / LIBRARY)
     own = tuple(name for name in load_file(library / FILE) if "verifier" not in name)
@@ -115,17 +121,14 @@ def changes(tensor: Tensor) -> Iterator[tuple[str, Callable[[str, Tensor], Tenso
     yield "missing", lambda name, t: {}
     yield "under another name", lambda name, t: {f"{name}s": t}
     yield "twice, once under another name", lambda name, t: {name: t, f"{name}x": t.clone()}
-    for dtype in (torch.bool, torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.complex64):
-        yield f"as {dtype}", partial(as_dtype, dtype)
+    for dtype in DTYPES:
+        if dtype != torch.float32:
+            yield f"as {dtype}", lambda name, t, dtype=dtype: {name: t.to(dtype)}  # type: ignore[misc]
     yield "a row more", lambda name, t: {name: torch.cat((t, t[:1]))}
     yield "a row less", lambda name, t: {name: t[:-1]}
     yield "a dimension more", lambda name, t: {name: t[None]}
     yield "empty", lambda name, t: {name: t[:0]}
     yield "a number", lambda name, t: {name: t.flatten()[0].clone()}
-
-
-def as_dtype(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensors:
-    return {name: tensor.to(dtype)}
 
 
 def refused(heads: Heads, name: str, change: Callable[[str, Tensor], Tensors], folder: Path) -> None:
@@ -177,18 +180,11 @@ def forged(heads: Path, target: Path, name: str, change: Callable[[str, Tensor],
     config, tensors = json.loads((heads / "config.json").read_text()), load_file(heads / FILE)
     tensors |= change(name, tensors.pop(name))
     saved(folder / "forged", {}, tensors)
-    names = {str(dtype): code for dtype, code in DTYPES.items()}
     config["draftkit"]["spec"]["architecture"]["weights"] = [
-        {"name": n, "dtype": names[str(t.dtype)], "shape": list(t.shape)} for n, t in tensors.items()
+        {"name": n, "dtype": DTYPES[t.dtype], "shape": list(t.shape)} for n, t in tensors.items()
     ]
     (folder / "forged" / "config.json").write_text(json.dumps(config))
     not_put(folder / "forged", target, folder)
-
-
-DTYPES = {
-    torch.float32: "F32", torch.bool: "BOOL", torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.complex64: "C64",
-}  # fmt: skip
 
 
 def into_another(heads: Path, target: Path, key: str, folder: Path) -> None:

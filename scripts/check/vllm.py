@@ -2,22 +2,16 @@
 
 `python -m scripts.check.vllm --vllm-python ENV/bin/python [--prompts 16] [--k 4] [--only NAME] [--drafts FOLDER]`
 
-Each draft of the zoo, and variants of it that set one fact differently, is converted and given to both engines with the
+Each draft of the zoo, and variants that set one fact differently, are converted and given to both engines with the
 embedded target, greedily in float32 on the CPU; so are n-grams. Output tokens, every proposal, the number of drafts and
-the accepted tokens at each position must be the same, and one request at least must have 25 rounds. A draft that vLLM
-cannot express must be refused by it. Exits with 1 when anything differs.
+the accepted tokens at each position must be equal, and one request at least must have 25 rounds. vLLM must refuse a
+draft that it cannot express. Exits with 1 when anything differs.
 
-Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `parts/vllm_on_cpu.py` explains.
+Then come tiny random targets of today's architectures (`parts/vllm_targets.py`) with n-grams, drafts trained on their
+answers, their own heads (put back and taken out) and Gemma-4's assistants. Targets that read images need Pillow and
+torchvision in vLLM's environment. V2 in a name is vLLM's V2 runner; `parts/vllm_on_cpu.py` says what is repaired.
 
-Tiny random targets of today's architectures (`parts/vllm_targets.py`) come after these: with n-grams, and with drafts
-trained on their answers where vLLM takes them: EAGLE-3, and a multi-token prediction head of their own, put back into
-the target after its training, and taken out again. Several modules draft in turn in the V2 runner alone. Gemma-4's
-assistants are not trained, and drafted from as they were made.
-
-Targets that read images (`SEEING`) are given prompts with one, and drafts that were trained on their answers to such;
-vLLM's environment needs Pillow and torchvision for these.
-
-`--drafts`: the folder of `scripts.zoo.speculators_blocks.py`, with those of their drafts that are not embedded.
+`--drafts`: the folder of `scripts.zoo.speculators_blocks`, with those of its drafts that are not embedded.
 """
 
 from __future__ import annotations
@@ -35,8 +29,6 @@ from typing import Any
 import torch
 from fixtures.checkpoints.processors import save_visual_target
 from fixtures.training.image_samples import write_image_samples
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -61,6 +53,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.media import of_length
 from draftkit.targets.target import Target, load_target
+from scripts._bench import arguments, show
 from scripts.check.parts.vllm_targets import (
     ASSISTANT,
     NGRAM,
@@ -82,11 +75,10 @@ COLUMNS = ("draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: o
 
 @dataclass(frozen=True)
 class Case:
-    """A draft of the zoo or of `--drafts`, the facts set differently, and the layout that vLLM gets: one of `convert
-    --to`, or the files as they are.
+    """A draft of the zoo or of `--drafts`, facts that are set, and the layout that vLLM gets, or its files as they are.
 
-    `edit` changes config and tensors of the draft in the layout `edited`, before it is converted. `k`: the drafts a
-    round, where `--k` is not what is tried. `v2`: in vLLM's V2 runner.
+    `edit` changes config and tensors of the draft in the layout `edited`, before it is converted. `k`: drafts a round
+    instead of `--k`. `v2`: in vLLM's V2 runner.
     """
 
     name: str
@@ -143,6 +135,8 @@ def full_vocabulary(config: dict[str, object], tensors: dict[str, Tensor]) -> No
 AS_IT_IS = "as it is"
 # Of a target of 10 layers: the embedding's output, and what the final norm reads.
 ENDS = {"aux_layer_ids": "0,5,10", "last_state": "before_norm"}
+WINDOW, SHORT = {"sliding_window": "24"}, {"max_position_embeddings": "200"}
+BOTH_SIDES, FULL_SECOND = {"sliding_window": "3", "causal_layers": "[]"}, {"full_attention_layers": "1"}
 
 
 def no_markov_head(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
@@ -152,40 +146,39 @@ def no_markov_head(config: dict[str, object], tensors: dict[str, Tensor]) -> Non
         del tensors[name]
 
 
+EDITS: dict[str, Edit] = {  # of EAGLE-3 and P-EAGLE
+    "whole vocabulary": full_vocabulary,
+    "norm before residual": flag("norm_before_residual"),
+    "norm before fc": norm_before_fc,
+    "fc norms": fc_norm,
+    "normed feedback": flag("norm_output"),
+}
 CASES = (
     Case("EAGLE-1", "eagle"),
     Case("EAGLE-1 with fc.bias", "eagle", edit=fusion_bias, edited="eagle"),
     Case("EAGLE-1 with fc.bias, folded", "eagle", edit=fusion_bias, edited="eagle", to="vllm"),
     Case("EAGLE-1, rope base 10000", "eagle", overrides={"rope_theta": "10000"}),
     Case("EAGLE-3", "eagle3"),
-    Case("EAGLE-3, whole vocabulary", "eagle3", edit=full_vocabulary),
-    Case("EAGLE-3, norm before residual", "eagle3", edit=flag("norm_before_residual")),
-    Case("EAGLE-3, norm before fc", "eagle3", edit=norm_before_fc),
-    Case("EAGLE-3, fc norms", "eagle3", edit=fc_norm),
-    Case("EAGLE-3, normed feedback", "eagle3", edit=flag("norm_output")),
+    *(Case(f"EAGLE-3, {name}", "eagle3", edit=edit) for name, edit in EDITS.items()),
     Case("EAGLE-3, rope base 500000", "eagle3", overrides={"rope_theta": "500000"}),
     Case("EAGLE-3, other layers", "eagle3", overrides={"aux_layer_ids": "1,4,6"}),
-    Case("EAGLE-3, 200 positions", "eagle3", overrides={"max_position_embeddings": "200"}),
-    Case("EAGLE-3, a window", "eagle3", overrides={"sliding_window": "24"}),
-    Case("EAGLE-3, V2, a window", "eagle3", overrides={"sliding_window": "24"}, v2=True),
+    Case("EAGLE-3, 200 positions", "eagle3", overrides=SHORT),
+    Case("EAGLE-3, a window", "eagle3", overrides=WINDOW),
+    Case("EAGLE-3, V2, a window", "eagle3", overrides=WINDOW, v2=True),
     Case("EAGLE-3, speculators layout", "eagle3", to="speculators"),
     Case("EAGLE-3, SafeAILab layout", "eagle3", to="eagle"),
     Case("P-EAGLE", "p-eagle"),
-    Case("P-EAGLE, whole vocabulary", "p-eagle", edit=full_vocabulary),
-    Case("P-EAGLE, norm before residual", "p-eagle", edit=flag("norm_before_residual")),
-    Case("P-EAGLE, norm before fc", "p-eagle", edit=norm_before_fc),
-    Case("P-EAGLE, fc norms", "p-eagle", edit=fc_norm),
-    Case("P-EAGLE, normed output", "p-eagle", edit=flag("norm_output")),
-    Case("P-EAGLE, 200 positions", "p-eagle", overrides={"max_position_embeddings": "200"}),
-    Case("P-EAGLE, a window", "p-eagle", overrides={"sliding_window": "24"}),
+    *(Case(f"P-EAGLE, {name}", "p-eagle", edit=edit) for name, edit in EDITS.items()),
+    Case("P-EAGLE, 200 positions", "p-eagle", overrides=SHORT),
+    Case("P-EAGLE, a window", "p-eagle", overrides=WINDOW),
     Case("P-EAGLE, speculators layout", "p-eagle", to="speculators"),
     Case("PARD", "pard"),
-    Case("PARD, a window", "pard", overrides={"sliding_window": "24"}),
+    Case("PARD, a window", "pard", overrides=WINDOW),
     Case("MLP speculator", "mlp-speculator"),
     Case("standalone", "draft-model"),
-    Case("standalone, a window", "draft-model", overrides={"sliding_window": "24"}),
+    Case("standalone, a window", "draft-model", overrides=WINDOW),
     Case("DFlash, V1", "dflash"),
-    Case("DFlash, V1, 200 positions", "dflash", overrides={"max_position_embeddings": "200"}),
+    Case("DFlash, V1, 200 positions", "dflash", overrides=SHORT),
     Case("DFlash, V1, 12 of 7", "dflash", k=12),
     Case("DFlash, V2", "dflash", k=7, v2=True),
     Case("DFlash, V2, 4 of 7", "dflash", k=4, v2=True),
@@ -194,14 +187,8 @@ CASES = (
     Case("DFlash, V2, first and last states", "dflash", overrides=ENDS, k=7, v2=True),
     Case("DFlash, V2, causal", "dflash", overrides={"causal_layers": "0,1"}, k=7, v2=True),
     Case("DFlash, V2, a sliding layer", "dflash-sliding", k=7, v2=True),
-    Case("DFlash, V1, windows to both sides", "dflash", overrides={"sliding_window": "3", "causal_layers": "[]"}, k=7),
-    Case(
-        "DFlash, V2, a window to both sides",
-        "dflash",
-        overrides={"sliding_window": "3", "full_attention_layers": "1", "causal_layers": "[]"},
-        k=7,
-        v2=True,
-    ),
+    Case("DFlash, V1, windows to both sides", "dflash", overrides=BOTH_SIDES, k=7),
+    Case("DFlash, V2, a window to both sides", "dflash", overrides=BOTH_SIDES | FULL_SECOND, k=7, v2=True),
     Case("DSpark, V2", "dspark", k=7, v2=True),
     Case("DSpark, V2, 4 of 7", "dspark", k=4, v2=True),
     Case("DSpark, V2, 12 of 7", "dspark", k=12, v2=True),
@@ -247,14 +234,9 @@ def run_vllm(python: str, job: dict[str, object]) -> dict[str, Any] | None:
     """vLLM's outputs, proposals and counters, or None when it refused the draft."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "vllm.json"
-        job = job | {"result": str(result)}
-        ran = subprocess.run(
-            [python, "-m", "scripts.check.parts.vllm_generate"],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        asked = json.dumps(job | {"result": str(result)})
+        command = [python, "-m", "scripts.check.parts.vllm_generate"]
+        ran = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
         if result.is_file():
             return json.loads(result.read_text())
     if "are not supported for now" in ran.stderr:
@@ -263,8 +245,7 @@ def run_vllm(python: str, job: dict[str, object]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vLLM")
+    parser = arguments(__doc__, vllm=True)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -285,14 +266,13 @@ def main() -> None:
     for kind in SEEING:
         if cases := {name: case for name, case in SEEN_BY.items() if options.only in f"{kind} with images, {name}"}:
             add_seeing(comparison, kind, cases)
-    Console(width=180).print(comparison.table)
+    show("", COLUMNS, comparison.rows)
     sys.exit(1 if comparison.differences else 0)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and what it is asked. `job`: what vLLM is told of it besides; `prompts`: what it is asked, where that is
-    more than tokens."""
+    """A target and its requests. `job`: what else vLLM is told; `prompts`: what it is asked if that is not tokens."""
 
     source: str
     folder: Path
@@ -369,12 +349,12 @@ def add_head_rows(comparison: Comparison, name: str, trained: Path, scratch: Pat
 
 
 class Comparison:
-    """Both engines on a `pair`'s prompts: a row of `table` per draft, and how many `differences` there were."""
+    """Both engines on a `pair`'s prompts: a row per draft, and how many `differences` there were."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.pair = zoo_pair(options.prompts, options.max_new_tokens)
-        self.table = Table(*COLUMNS)
+        self.rows: list[list[str]] = []
         self.differences = 0
 
     def add_case(self, case: Case, source: str) -> None:
@@ -421,7 +401,7 @@ class Comparison:
         row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]
         theirs = run_vllm(self.options.vllm_python, self._job(settings, v2=v2))
         if theirs is None:
-            self.table.add_row(*row, f"refused: {refusal}", "–", "–")
+            self.rows.append([*row, f"refused: {refusal}", "–", "–"])
             self.differences += refusal is None
             return
         same = sum(a.tokens == b for a, b in zip(ours, theirs["tokens"], strict=True))
@@ -431,12 +411,8 @@ class Comparison:
         counters = theirs["counters"]
         counts = (counters["num_drafts"], counters["num_accepted_tokens_per_pos"]) == (drafts, accepted)
         longest = max(map(len, steps))
-        self.table.add_row(
-            *row,
-            f"{same} of {len(ours)} equal",
-            f"{equal} of {compared} equal, {longest} in a row",
-            "equal" if counts else str(counters),
-        )
+        outputs, drafted = f"{same} of {len(ours)} equal", f"{equal} of {compared} equal, {longest} in a row"
+        self.rows.append([*row, outputs, drafted, "equal" if counts else str(counters)])
         complete = compared == sum(map(len, proposals)) and longest >= IN_A_ROW
         self.differences += not (same == len(ours) and equal == compared and complete and counts and refusal is None)
 
