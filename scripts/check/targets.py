@@ -1,19 +1,16 @@
 """Does every architecture of the installed transformers decode through draftkit as through `generate`?
 
-`python -m scripts.check.targets --out FILE.jsonl [--only TYPE …] [--again] [--compile]`
+`python -m scripts.check.targets [--out FILE.jsonl] [--only TYPE …] [--again [OUTCOME …]]`
 
-For each type of configuration that transformers has a causal LM or a multi-modal one for: a tiny random model
-(`targets/tiny.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
-the time, so that drafts are rejected and several are accepted at once: one sequence at a time, and four together with
-prompts in chunks. Every token must be that of `generate(do_sample=False)`. Beside it stands what draftkit itself finds
-out about a type before it runs a target (`runtime/architecture_check.py`). Each type runs in a process of its own, with
-a time limit; results are kept in FILE, one line each, and what is there is not run again. `--compile`: by compiled
-rounds, which takes minutes a type; what is not compiled is named. Exits with 1 when any is wrong.
+For each type of configuration with a causal or multi-modal LM, a tiny random model (`targets/tiny.py`) is saved, loaded
+by draftkit, and decodes six prompts greedily with a draft that is mostly right. It runs one sequence at a time, and
+four together with prompts in chunks. Every token must be that of `generate(do_sample=False)`. Beside it stands what
+draftkit finds out itself before it runs a target (`runtime/architecture_check.py`). Each type runs in a process of its
+own with a time limit. FILE keeps the results, and what it has is not run again. Exits with 1 when any is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import multiprocessing
@@ -23,7 +20,6 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +45,6 @@ from draftkit.requests import Request
 from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.compiled.rounds import CompiledRounds
-from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.pretrained import auto_class
@@ -58,6 +52,7 @@ from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, load_target, read_supported
 from draftkit.targets.tiny import TEXT, draw_weights, tiny_config
+from scripts._bench import arguments
 
 K = 3
 PROMPTS = ((5, 24), (21, 17), (3, 24), (9, 12), (33, 20), (14, 24))  # tokens, and new ones
@@ -67,9 +62,18 @@ CLEAR = 1e-4  # how far apart the logits of the first two tokens must be
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MROPE = {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 48,
+    "long_factor": [1 + i / 4 for i in range(48)], "original_max_position_embeddings": 4096,
+}  # fmt: skip
+OF_MROPE = (
+    "glm4v", "glm_ocr", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_vl",
+    "qwen3_vl_moe",
+)  # fmt: skip
 GEMMA4 = {"num_kv_shared_layers": 15}
 # What configurations have in published models and not by default, by their type.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    **{f"{kind}_text": MROPE for kind in OF_MROPE},
     "bamba": {"attn_layer_indices": [1, 3]},
     "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}},
     "cohere_compass_text": {
@@ -85,29 +89,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 15},
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
-    "glm4v_text": MROPE,
     "glm4v_moe_text": {"rope_parameters": ROPE | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}},
-    "glm_ocr_text": MROPE,
     "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "hunyuan_vl_text": {"rope_parameters": ROPE | {"mrope_section": [16, 16, 16, 16]}},
     "lfm2_moe": {"layer_types": ["conv", FULL] * 16},
-    "paddleocr_vl_text": MROPE,
-    "phi4_multimodal": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 48,
-            "long_factor": [1 + i / 4 for i in range(48)],
-            "original_max_position_embeddings": 4096,
-        }
-    },
-    "qwen2_vl_text": MROPE,
-    "qwen2_5_vl_text": MROPE,
-    "qwen2_5_omni_text": MROPE,
-    "qwen3_omni_moe_text": MROPE,
-    "qwen3_vl_text": MROPE,
-    "qwen3_vl_moe_text": MROPE,
+    "phi4_multimodal": {"rope_parameters": LONG},
     "step3p7_text": {"sliding_window": 512},
 }
 BUILT_NOT, EQUAL, REFUSED, WRONG, BROKEN, LATE = "not built", "equal", "refused", "wrong", "error", "time limit"
@@ -115,8 +102,8 @@ BUILT_NOT, EQUAL, REFUSED, WRONG, BROKEN, LATE = "not built", "equal", "refused"
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a type. `stage`: where it was refused. `accepted`: drafts in how many rounds, by their number.
-    `checked`: what draftkit's own check says, as `outcome: why`."""
+    """What became of a type. `stage`: where it was refused. `accepted`: number of rounds by accepted drafts.
+    `checked`: what draftkit's own check says."""
 
     model_type: str
     outcome: str
@@ -177,9 +164,9 @@ def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, .
     return texts, clear
 
 
-def run(model_type: str, compiles: bool) -> Finding:
+def run(model_type: str) -> Finding:
     """One type, in this process, and what draftkit's check says of it."""
-    finding = decoded(model_type, compiles)
+    finding = decoded(model_type)
     if finding.outcome not in (EQUAL, WRONG, BROKEN):
         return finding
     begin = time.process_time()
@@ -188,7 +175,7 @@ def run(model_type: str, compiles: bool) -> Finding:
     return replace(finding, checked=said, outcome=finding.outcome if answer.outcome != "different" else WRONG)
 
 
-def decoded(model_type: str, compiles: bool) -> Finding:
+def decoded(model_type: str) -> Finding:
     finding = Finding(model_type, BUILT_NOT)
     for seed, scale in TRIES:
         with tempfile.TemporaryDirectory(prefix="draftkit-sweep-") as scratch:
@@ -215,7 +202,7 @@ def decoded(model_type: str, compiles: bool) -> Finding:
                 finding = Finding(model_type, BUILT_NOT, f"no clear text: margin {clear:.1e}, distinct {distinct:.2f}")
                 if (seed, scale) != TRIES[-1] or clear < CLEAR:
                     continue
-            return _compared(model_type, name, folder, texts, compiles)
+            return _compared(model_type, name, folder, texts)
     return finding
 
 
@@ -230,9 +217,7 @@ def _refusal(folder: Path) -> str | None:
     return None
 
 
-def _compared(
-    model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]], compiles: bool
-) -> Finding:
+def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
     expected = list(texts.values())
     accepted: Counter[str] = Counter()
     stage, note = "config", ""
@@ -243,18 +228,9 @@ def _compared(
             drafter: Any = Known([(*prompt, *text) for prompt, text in texts.items()], AuxLayers((1,)))
             if note := _untold(model, drafter.aux_layers):
                 drafter.aux_layers = None
-            if compiles:  # that one cannot be traced
-                drafter = NgramDrafter(vocab_size=model.config.get_text_config().vocab_size, min_n=1, max_n=3)
-            engine = Engine(
-                Target(model, drafter.aux_layers),
-                drafter,
-                num_speculative_tokens=K,
-                num_slots=slots,
-                prefill_chunk=chunk,
-                compile=compiles,
-            )
+            target = Target(model, drafter.aux_layers)
+            engine = Engine(target, drafter, num_speculative_tokens=K, num_slots=slots, prefill_chunk=chunk)
             generations = engine.generate(prompts(model.config))
-            note = "; ".join(filter(None, (note, *_uncompiled(engine))))
             accepted.update(str(r.accepted) for g in generations for r in g.rounds)
             if [g.tokens for g in generations] != expected:
                 return Finding(model_type, WRONG, _difference(generations, expected, slots), model=name)
@@ -264,14 +240,6 @@ def _compared(
         return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:], stage, name)
     distinct = min(len(set(text)) for text in expected)
     return Finding(model_type, EQUAL, note, "", name, distinct, dict(sorted(accepted.items())))
-
-
-def _uncompiled(engine: Engine) -> Iterator[str]:
-    """What an engine that compiles has run uncompiled."""
-    if engine._prompts is not None and engine._prompts._program is None:
-        yield "prompts are not compiled"
-    if isinstance(engine._rounds, CompiledRounds):
-        yield from (f"{kind} is not compiled" for kind, made in engine._rounds._programs.items() if made is None)
 
 
 def _untold(model: PreTrainedModel, aux_layers: AuxLayers | None) -> str:
@@ -298,24 +266,23 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
 
-def _worker(model_type: str, compiles: bool, connection: object) -> None:
+def _worker(model_type: str, connection: object) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     disable_progress_bar()
-    connection.send(run(model_type, compiles))  # type: ignore[attr-defined]
+    connection.send(run(model_type))  # type: ignore[attr-defined]
 
 
-def sweep(types: list[str], out: Path, compiles: bool) -> None:
+def sweep(types: list[str], out: Path) -> None:
     context = multiprocessing.get_context("fork")  # imports take longer than most types
     for number, model_type in enumerate(types, 1):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_worker, args=(model_type, compiles, theirs))
+        process = context.Process(target=_worker, args=(model_type, theirs))
         process.start()
         theirs.close()
         try:
-            seconds = SECONDS * (5 if compiles else 1)
-            finding = ours.recv() if ours.poll(seconds) else Finding(model_type, LATE, f"{seconds} s")
+            finding = ours.recv() if ours.poll(SECONDS) else Finding(model_type, LATE, f"{SECONDS} s")
         except EOFError:
             process.join()
             finding = Finding(model_type, BROKEN, f"the process ended with {process.exitcode}")
@@ -334,18 +301,17 @@ def read(out: Path) -> dict[str, Finding]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__)
+    parser.add_argument("--out", type=Path, default=Path("targets.jsonl"), help="where results are kept")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--again", nargs="*", help="run these outcomes once more, or all")
-    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     known = read(options.out)
     types = options.only or model_types()
     if options.only is None:
         again = () if options.again is None else options.again or [f.outcome for f in known.values()]
         types = [t for t in types if t not in known or known[t].outcome in again]
-    sweep(types, options.out, options.compile)
+    sweep(types, options.out)
     outcomes = Counter(finding.outcome for finding in read(options.out).values())
     print(dict(outcomes))
     sys.exit(1 if outcomes[WRONG] or outcomes[BROKEN] else 0)
