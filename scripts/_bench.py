@@ -50,7 +50,7 @@ def kept(file: Path | None, make: Callable[[], Found]) -> Found:
         return found
     made = make()
     if file is not None:
-        write_file(file, json.dumps(made, indent=1).encode())
+        write_file(file, json.dumps(made).encode())
     return made
 
 

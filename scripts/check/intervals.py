@@ -3,15 +3,14 @@
 `python -m scripts.check.intervals [RESULT.json …] [--times 4000] [--prompts 10,20,40,80]`
 
 Files are what `draftkit eval --out` wrote; without any, the embedded pair is measured at T = 0 and 1. Each cell with
-counts by prompt is a population, and so is one made by the script whose prompts differ as much as real ones
-(acceptance of each token Beta(9, 4) by prompt, K = 7). Differences are those of a change that loses a part of what was
-accepted, by prompt; slices are of other prompts. Speed-ups are of runs by turns in blocks, in the way of `eval`, with
-rounds that take 1.3 plain steps, on a machine that makes each run of a block some per cent slower or faster.
+counts by prompt is a population, and so is a made-up one whose prompts differ as much as real ones (acceptance of each
+token Beta(9, 4) by prompt, K = 7). Differences are those of a change that loses a part of what was accepted. Slices are
+of other prompts. Speed-ups are of runs that take turns in blocks, as in `eval`; a round takes 1.3 plain steps, and the
+machine makes each run of a block some per cent slower or faster.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +20,8 @@ from pathlib import Path
 from draftkit.evaluate.measure import block_sizes, interleaved, speedup_interval
 from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.record import Result, read_result
-from draftkit.results.statistics import (
-    Sums,
-    contrast,
-    gain,
-    length_over_prompts,
-    mean_length,
-    ratio_over_prompts,
-)
+from draftkit.results.statistics import Sums, contrast, gain, length_over_prompts, mean_length, ratio_over_prompts
+from scripts._bench import arguments, show
 
 ROUND = 1.3  # what a round takes, in plain steps
 NOISES = (0.0, 0.02, 0.1)  # of the machine, as a share
@@ -36,19 +29,19 @@ PASSES = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--times", type=int, default=4000)
     parser.add_argument("--prompts", default="10,20,40,80")
     options = parser.parse_args()
     results = [read_result(path) for path in options.results] or [embedded()]
     sizes = [int(size) for size in options.prompts.split(",")]
-    print(f"| population | interval of | {' | '.join(f'{size} prompts' for size in sizes)} |")
-    print(f"|---|---|{'---|' * len(sizes)}")
-    for name, population in populations(results).items():
-        for what in INTERVALS:
-            shares = [coverage(population, what, size, options.times) for size in sizes]
-            print(f"| {name} | {what} | {' | '.join(f'{share:.1%}' for share in shares)} |", flush=True)
+    rows = [
+        [name, what, *(f"{coverage(population, what, size, options.times):.1%}" for size in sizes)]
+        for name, population in populations(results).items()
+        for what in INTERVALS
+    ]
+    show("", ("population", "interval of", *(f"{size} prompts" for size in sizes)), rows)
 
 
 def embedded() -> Result:
