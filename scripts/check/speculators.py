@@ -2,18 +2,17 @@
 
 `python -m scripts.check.speculators --speculators ENV/bin/python`, of an environment with speculators 0.9
 
-1. The library makes drafts and saves them; draftkit reads them, and its own module gives the library's logits.
-2. draftkit writes them back; the library's class finds no tensor missing or unexpected, and gives the same logits.
-   So with the embedded EAGLE-3 draft, whose embedding becomes a copy of the target's.
-3. The library converts checkpoints of other layouts; draftkit reads the result as the same draft as the original, or
-   says by name what the library dropped.
+1. The library saves drafts. draftkit reads them, and its own module gives the library's logits.
+2. draftkit writes them and the embedded EAGLE-3 draft. The library's class finds no tensor missing or unexpected, and
+   gives the same logits.
+3. The library converts checkpoints of other layouts. draftkit reads the result as the same draft as the original, or
+   names what the library dropped.
 
 Exits with 1 when anything is otherwise.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from draftkit import zoo
@@ -37,7 +34,8 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import load_eagle
 from draftkit.targets.target import load_target
-from scripts.check.parts.speculators_cases import DRAFTS, REFUSED, ROWS, SAME, SOURCES, Made, save_inputs
+from scripts._bench import arguments, show
+from scripts.check.parts.speculators_cases import DRAFTS, REFUSED, ROWS, SAME, SOURCES, Made
 
 TARGET = str(zoo.path("target"))
 EMBEDDED = "zoo:eagle3"
@@ -50,30 +48,23 @@ def run_library(python: str, jobs: Jobs, scratch: Path) -> Jobs:
     """What each job found, in the library's own process."""
     result = scratch / "result.json"
     result.unlink(missing_ok=True)
-    ran = subprocess.run(
-        [python, "-m", "scripts.check.parts.speculators_worker"],
-        input=json.dumps({"jobs": jobs, "result": str(result)}),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-    )
+    asked = json.dumps({"jobs": jobs, "result": str(result)})
+    command, quiet = [python, "-m", "scripts.check.parts.speculators_worker"], {"PYTHONWARNINGS": "ignore"}
+    ran = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, env=os.environ | quiet)
     if not result.is_file():
         sys.exit(f"speculators failed:\n{ran.stderr[-3000:]}")
     found: Jobs = json.loads(result.read_text())
     return found
 
 
-def check_drafts(python: str, scratch: Path) -> tuple[Table, int]:
-    """Steps 1 and 2: the table, and how many drafts are not the same on both sides."""
+def check_drafts(python: str, scratch: Path) -> int:
+    """Steps 1 and 2: how many drafts are not the same on both sides."""
     folders = {name: scratch / str(number) for number, name in enumerate([*DRAFTS, EMBEDDED])}
+    paths = {}
     for name, folder in folders.items():
         folder.mkdir()
-        save_inputs(DRAFTS.get(name, Made({})), folder / "inputs")
-    paths = {
-        name: {"folder": str(folder / "made"), "inputs": str(folder / "inputs"), "logits": str(folder / "made.logits")}
-        for name, folder in folders.items()
-    }
+        save_file(DRAFTS.get(name, Made({})).inputs(), folder / "inputs")
+        paths[name] = {"folder": f"{folder}/made", "inputs": f"{folder}/inputs", "logits": f"{folder}/made.logits"}
     for made in run_library(python, [DRAFTS[name].job(TARGET) | paths[name] for name in DRAFTS], scratch):
         if "error" in made:
             sys.exit(f"the library could not make a draft: {made['error']}")
@@ -85,19 +76,16 @@ def check_drafts(python: str, scratch: Path) -> tuple[Table, int]:
         own = {"folder": str(folder / "written"), "logits": str(folder / "written.logits")}
         jobs.append({"do": "load"} | paths[name] | own)
     target = load_target(Path(TARGET), device="cpu", dtype=torch.float32, attention="eager")
-    table = Table("draft", "draftkit − library", "missing, unexpected", "written − library", "verdict", title="drafts")
-    failures = 0
-    for (name, folder), found in zip(folders.items(), run_library(python, jobs, scratch), strict=True):
-        cells, same = compare(folder, found, target)
-        failures += not same
-        table.add_row(name, *cells, "same" if same else "DIFFERENT")
-    return table, failures
+    found = run_library(python, jobs, scratch)
+    rows = [[name, *compare(folder, one, target)] for (name, folder), one in zip(folders.items(), found, strict=True)]
+    show("drafts", ("draft", "draftkit − library", "missing, unexpected", "written − library", "verdict"), rows)
+    return sum(row[-1] != "same" for row in rows)
 
 
-def compare(folder: Path, found: dict[str, Any], target: PreTrainedModel) -> tuple[list[str], bool]:
-    """Cells of the table, and whether both sides have the same draft."""
+def compare(folder: Path, found: dict[str, Any], target: PreTrainedModel) -> list[str]:
+    """Cells of the table; the last one says whether both sides have the same draft."""
     if "error" in found:
-        return ["", "", found["error"][:60]], False
+        return ["", "", found["error"][:60], "DIFFERENT"]
     written = load_file(folder / "written.logits")["logits"]
     made = folder / "made.logits"
     library = load_file(made)["logits"] if made.is_file() else written
@@ -105,7 +93,7 @@ def compare(folder: Path, found: dict[str, Any], target: PreTrainedModel) -> tup
     reading, writing = (float((logits - library).abs().max()) for logits in (ours, written))
     lost = found["missing"] + found["unexpected"]
     same = reading < TOLERANCE and writing == 0 and not lost
-    return [f"{reading:.1e}", ", ".join(lost) or "none", f"{writing:.1e}"], same
+    return [f"{reading:.1e}", ", ".join(lost) or "none", f"{writing:.1e}", "same" if same else "DIFFERENT"]
 
 
 @torch.no_grad()
@@ -148,25 +136,19 @@ def additive(visible: torch.Tensor) -> torch.Tensor:
     return torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[None, None]
 
 
-def check_converter(python: str, scratch: Path) -> tuple[Table, int]:
-    """Step 3: the table, and how many outcomes are not the expected ones."""
-    jobs = [
-        {
-            "do": "convert",
-            "source": str(source.write(scratch / f"source{number}")),
-            "folder": str(scratch / f"converted{number}"),
-            "target": TARGET,
-        }
-        for number, source in enumerate(SOURCES.values())
-    ]
-    table = Table("source", "what draftkit says of the result", "verdict", title="speculators convert")
-    failures = 0
+def check_converter(python: str, scratch: Path) -> int:
+    """Step 3: how many outcomes are not the expected ones."""
+    jobs = []
+    for number, source in enumerate(SOURCES.values()):
+        written, out = source.write(scratch / f"source{number}"), scratch / f"converted{number}"
+        jobs.append({"do": "convert", "source": str(written), "folder": str(out), "target": TARGET})
+    rows = []
     for (name, source), job, found in zip(SOURCES.items(), jobs, run_library(python, jobs, scratch), strict=True):
         outcome = f"{REFUSED}: {found['error']}" if "error" in found else read_converted(job["folder"], job["source"])
-        expected = outcome.startswith(source.outcome)
-        failures += not expected
-        table.add_row(name, outcome.splitlines()[0], "as expected" if expected else "UNEXPECTED")
-    return table, failures
+        verdict = "as expected" if outcome.startswith(source.outcome) else "UNEXPECTED"
+        rows.append([name, outcome.splitlines()[0], verdict])
+    show("speculators convert", ("source", "what draftkit says of the result", "verdict"), rows)
+    return sum(row[-1] != "as expected" for row in rows)
 
 
 def read_converted(converted: str, source: str) -> str:
@@ -199,16 +181,12 @@ def same_tensors(one: Draft, other: Draft) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--speculators", required=True, help="the Python of an environment with speculators 0.9")
     python = parser.parse_args().speculators
     torch.set_num_threads(1)
-    failures = 0
     with tempfile.TemporaryDirectory() as scratch:
-        for check in (check_drafts, check_converter):
-            table, failed = check(python, Path(scratch))
-            Console(width=150).print(table)
-            failures += failed
+        failures = sum(check(python, Path(scratch)) for check in (check_drafts, check_converter))
     sys.exit(1 if failures else 0)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from fixtures.checkpoints import pico, targets
+from fixtures.checkpoints.memorized import memorized
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
-from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.data.states.online import load_training_target
 from draftkit.requests import Request
-from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
@@ -44,7 +43,7 @@ DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
     "dspark": (DSpark, DSparkOptions(**SIZES, markov_rank=16, confidence=False)),
     "dflash2": (Choosing, DFlash2Options(**SIZES, selector_rank=8, selector_top_k=4)),
 }
-STEPS, LR = 30, 3e-3  # so few that a part of the drafts is rejected
+STEPS = 30  # so few that a part of the drafts is rejected
 
 
 def save_target(kind: str, folder: Path, **sizes: int) -> Path:
@@ -63,17 +62,6 @@ def save_block_draft(name: str, target: Path, asked: Sequence[Request], out: Pat
         tokens = [*request.prompt, *plain(model, request)]
         samples.append(Sample.of(request.id, tokens, [(len(request.prompt), len(tokens))]))
     kind, options = DRAFTS[name]
-    torch.manual_seed(0)
-    recipe = kind.start(Origin(model), options)
-    row = {key: tensor[None] for key, tensor in row_tensors(samples, sum(map(len, samples))).items()}
-    read = (row[key] for key in ("tokens", "positions", "sample_ids"))
-    features, last = OnlineStates(model, recipe.aux_layers).states(*read)
-    batch = TrainingBatch(**row, features=features, last=last)
-    optimizer = torch.optim.AdamW([p for p in recipe.parameters() if p.requires_grad], lr=LR)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        recipe(batch).loss.backward()
-        torch.nn.utils.clip_grad_norm_(recipe.parameters(), 1.0)
-        optimizer.step()
+    recipe = memorized(kind, options, tuple(samples), STEPS, model)
     save_draft(out, recipe.spec, recipe.tensors(), target=str(target))
     return out

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from draftkit import zoo
 
@@ -104,6 +103,7 @@ def second_layer() -> dict[str, torch.Tensor | None]:
     return {f"layers.1.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
 
 
+IDS = {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
 UNTRACEABLE = "another draft, noted: Eagle3Converter drops q_norm, k_norm and the ids in eagle_config"
 SOURCES = {
     "SafeAILab": Source(SAME),
@@ -116,15 +116,6 @@ SOURCES = {
     ),
     "2 layers": Source("config.json has 2 layers, and the weights have 1", second_layer(), {"num_hidden_layers": 2}),
     "4 captured layers": Source(REFUSED, {"fc.weight": torch.ones(WIDTH, 4 * WIDTH)}),
-    "q_norm and k_norm": Source(
-        UNTRACEABLE, {f"midlayer.self_attn.{name}_norm.weight": torch.ones(32) for name in "qk"}
-    ),
-    "ids in eagle_config": Source(
-        UNTRACEABLE, config={"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}}
-    ),
+    "q_norm and k_norm": Source(UNTRACEABLE, {f"midlayer.self_attn.{n}_norm.weight": torch.ones(32) for n in "qk"}),
+    "ids in eagle_config": Source(UNTRACEABLE, config={"eagle_config": IDS}),
 }
-
-
-def save_inputs(made: Made, path: Path) -> Path:
-    save_file(made.inputs(), path)
-    return path
