@@ -1,22 +1,15 @@
-"""Drafts judged by the same answers: the acceptance length that serving would have, simulated, and how much
-longer each one's is than the first one's, answer by answer.
+"""Drafts judged by the same answers: simulated acceptance length, and its difference to the first draft's, in pairs.
 
 `python -m scripts.bench.judged --target TARGET --samples SAMPLES [--skip 1996] [--limit 800] [--k 4] [--out FILE]
 DRAFT [DRAFT …]`
 
-`--skip` leaves out the first samples, which drafts were trained on. A draft is named by its folder and judged once:
-what FILE has already is not judged again.
+`--skip` leaves out the first samples, which drafts were trained on. Drafts that FILE has are not judged again.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-
-import torch
-from rich.console import Console
-from rich.table import Table
 
 from draftkit.data.sample_files import read_training_samples
 from draftkit.data.states.online import load_training_target
@@ -24,10 +17,11 @@ from draftkit.results.metrics import length
 from draftkit.results.statistics import gain, length_over_prompts
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.train.tuner import simulate_acceptance
+from scripts._bench import arguments, kept, show, stamp
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("drafts", nargs="+", metavar="DRAFT")
     parser.add_argument("--target", required=True)
     parser.add_argument("--samples", type=Path, required=True, help="that `draftkit data prepare` has written")
@@ -35,35 +29,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=800, help="of the rest")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--out", type=Path, help="a JSON file of each draft's sums, read if it is there")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = arguments()
+    options = parser.parse_args()
     samples = read_training_samples(options.samples)[options.skip : options.skip + options.limit]
     device = device_named(None)
     target = load_training_target(options.target, device=device, dtype=dtype_named(None, device))
-    found = json.loads(options.out.read_text()) if options.out is not None and options.out.exists() else {}
+    found = kept(options.out, dict)
     for draft in options.drafts:
         if draft not in found:
             simulated = simulate_acceptance(draft, target, samples, k=options.k)
             found[draft] = {str(number): sums for number, sums in simulated.sums.items()}
-        if options.out is not None:
-            options.out.write_text(json.dumps(found))
-    Console(width=160).print(table(found, options))
-
-
-def table(found: dict[str, dict[str, tuple[int, int]]], options: argparse.Namespace) -> Table:
-    first = found[options.drafts[0]]
-    title = f"{len(first)} answers, K={options.k}, torch {torch.__version__}"
-    out = Table("draft", "acceptance length", "beside the first", title=title)
+            if options.out is not None:
+                options.out.write_text(json.dumps(found))
+    first, rows = found[options.drafts[0]], []
     for draft in options.drafts:
         sums = found[draft]
         numbers = sorted(first.keys() & sums.keys(), key=int)
         before, after = ([of[number] for number in numbers] for of in (first, sums))
         own = length_over_prompts(list(sums.values()))
-        out.add_row(draft, length(own, 3), length(gain(before, after), 3, signed=True))
-    return out
+        rows.append([draft, length(own, 3), length(gain(before, after), 3, signed=True)])
+    title = f"{stamp()}\n{len(first)} answers, K={options.k}"
+    show(title, ("draft", "acceptance length", "beside the first"), rows)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ gap. No GPU is needed, and nothing is timed.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from draftkit.evaluate.round_cost import A100_40, B200, H100, PER_LAYER, PER_PASS, PER_ROUND, Device, Forward, RoundCost
+from scripts._bench import ROOT, arguments
 
-LAUNCHES = Path(__file__).parents[2] / "benchmarks/data/launches.json"
+LAUNCHES = ROOT / "benchmarks/data/launches.json"
 
 
 def llama(
@@ -124,7 +123,7 @@ def published_rounds() -> Table:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    arguments(__doc__).parse_args()
     console = Console(width=140)
     console.print(own_rounds())
     console.print(published_rounds())

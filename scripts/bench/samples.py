@@ -2,10 +2,9 @@
 
     python -m scripts.bench.samples --samples 1000 10000 100000 --formats jsonl arrow --processes 1 2
 
-Imports are left out. Each line is a run of its own on random samples, which ends where its first step would begin;
-memory is what `/proc` tells of the process there, over what it had before: `own`, which nothing but its end gives back,
-and `PSS`, with its share of pages that it has in common with others, as those of a mapped file. With several processes,
-the means of all.
+Each row is a run on random samples that ends where its first step would begin, without imports. Memory is what the
+process has gained there: `own` is private, and `PSS` adds its share of pages in common with others, such as those of
+mapped files. With several processes, the means of all.
 """
 
 from __future__ import annotations
@@ -13,21 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import Sample, SamplesOrigin
+from scripts._bench import arguments, show, stamp
 
 VOCABULARY = 512  # of random tokens; the embedded target has more
-HEADER = "| format | samples | tokens each | processes | CPU s | own MB | PSS MB |"
+COLUMNS = ("format", "samples", "tokens each", "processes", "CPU s", "own MB", "PSS MB")
 
 
 def random_samples(number: int, tokens: int) -> Iterator[Sample]:
@@ -50,6 +50,7 @@ def memory() -> dict[str, int]:
 
 def begin_training(data: Path, longest: int) -> None:
     """Start a run on `data`, print what it took, and end where its first step would begin."""
+    import torch
     from transformers import TrainerCallback
 
     import draftkit.train.recipes.eagle_eagle3  # noqa: F401  # what a run imports on the way
@@ -59,13 +60,12 @@ def begin_training(data: Path, longest: int) -> None:
     class Stop(TrainerCallback):
         def on_step_begin(self, *_: object, **__: object) -> None:
             taken = time.process_time() - began
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                import torch
-
+            several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+            if several:
                 torch.distributed.barrier()  # all of them have mapped their files
             now = memory()
             print(json.dumps({"cpu": taken, **{name: now[name] - before[name] for name in now}}), flush=True)
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if several:
                 torch.distributed.barrier()
             os._exit(0)
 
@@ -89,32 +89,27 @@ def measured(data: Path, longest: int, processes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--samples", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--tokens", type=int, default=1_000)
     parser.add_argument("--formats", nargs="+", default=["jsonl", "arrow"])
     parser.add_argument("--processes", type=int, nargs="+", default=[1])
-    parser.add_argument("--work", type=Path, help="a folder for the samples, which are kept there")
     parser.add_argument("--begin", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.begin:
         begin_training(Path(options.begin[0]), int(options.begin[1]))
         return
-    work = options.work or Path(tempfile.mkdtemp())
-    work.mkdir(exist_ok=True)
-    print(HEADER, "|---|---|---|---|---|---|---|", sep="\n", flush=True)
-    for number in options.samples:
-        for kind in options.formats:
-            data = work / f"{number}x{options.tokens}.{kind}"
-            if not data.exists():
-                write_samples(data, random_samples(number, options.tokens), SamplesOrigin("zoo:target", "0" * 64))
+    rows = []
+    with tempfile.TemporaryDirectory() as work:
+        for number, kind in product(options.samples, options.formats):
+            data = Path(work, f"{number}.{kind}")
+            write_samples(data, random_samples(number, options.tokens), SamplesOrigin("zoo:target", "0" * 64))
             for processes in options.processes:
                 found = measured(data, 2 * options.tokens, processes)
                 own, pss = found["own"] / 1e6, found["pss"] / 1e6
-                row = f"{kind} | {number:,} | {options.tokens:,} | {processes} | {found['cpu']:.1f}"
-                print(f"| {row} | {own:.0f} | {pss:.0f} |", flush=True)
-    if options.work is None:
-        shutil.rmtree(work)
+                sizes = (f"{number:,}", f"{options.tokens:,}", processes)
+                rows.append([kind, *sizes, f"{found['cpu']:.1f}", f"{own:.0f}", f"{pss:.0f}"])
+    show(stamp(), COLUMNS, rows)
 
 
 if __name__ == "__main__":

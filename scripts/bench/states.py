@@ -2,33 +2,29 @@
 
 `python -m scripts.bench.states [--hidden 512] [--context 256] [--repeats 5]`
 
-- *A state per row*, as draftkit does: the rows of a round go through the module one by one, and each leaves its state.
-- *One state*, that after the last committed token before the last round: the next round's forward takes in the tokens
-  accepted since, then its own rows, and keeps the state between. It is not built, so its parts are timed: a forward of
-  so many rows more, whose modules take all of them at once and keep one state (for batches in which every sequence has
-  accepted as many, and without the cut at the state that is kept: both flatter it), and one whose modules take them one
-  by one, as they must where they cannot go on from a state otherwise, or where sequences differ in what they accepted.
+- *A state per row*, as draftkit does: a round's rows go through the module one by one, and each leaves its state.
+- *One state*, after the last committed token before the last round: the next forward takes in the tokens accepted
+  since, then its own rows. It is not built, so its parts are timed: a forward of more rows whose modules take all of
+  them at once and keep one state, which flatters it, and one whose modules take them one by one.
 
-Random hybrid targets on the CPU, float32, one thread. Times are medians, in turns; memory is that of the states of one
-sequence.
+Random hybrid targets on the CPU, float32, one thread. Times are medians, in turns; memory is that of one sequence.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.targets.target import Target
+from scripts._bench import arguments, show, stamp
 
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 VOCABULARY = 2048
@@ -37,34 +33,19 @@ VOCABULARY = 2048
 def targets(hidden: int) -> dict[str, dict[str, Any]]:
     """The arguments of each target's configuration, by its type: eight layers, six of them recurrent."""
     common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": 8,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    }
-    return {
-        "qwen3_5_text": common
-        | {
-            "layer_types": [LINEAR, LINEAR, LINEAR, FULL] * 2,
-            "linear_num_key_heads": hidden // 128,
-            "linear_num_value_heads": hidden // 64,
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64,
-        },
-        "nemotron_h": common
-        | {
-            "layer_types": [LINEAR, LINEAR, LINEAR, FULL] * 2,
-            "mamba_num_heads": hidden // 32,
-            "mamba_head_dim": 64,
-            "ssm_state_size": 64,
-            "n_groups": 2,
-            "chunk_size": 64,
-        },
-        "lfm2": common | {"layer_types": [CONV, CONV, CONV, FULL] * 2, "block_auto_adjust_ff_dim": False},
-    }
+        "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 8,
+        "num_attention_heads": hidden // 64, "num_key_value_heads": 2, "head_dim": 64,
+        "layer_types": [LINEAR, LINEAR, LINEAR, FULL] * 2,
+    }  # fmt: skip
+    delta = {
+        "linear_num_key_heads": hidden // 128, "linear_num_value_heads": hidden // 64, "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    }  # fmt: skip
+    mamba = {
+        "mamba_num_heads": hidden // 32, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2, "chunk_size": 64,
+    }  # fmt: skip
+    conv = {"layer_types": [CONV, CONV, CONV, FULL] * 2, "block_auto_adjust_ff_dim": False}
+    return {"qwen3_5_text": common | delta, "nemotron_h": common | mamba, "lfm2": common | conv}
 
 
 def build(kind: str, settings: dict[str, Any]) -> Target:
@@ -102,28 +83,25 @@ def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(
-        "target", "batch", "K", "state per row", "one state: 1 accepted", "half", "all", "all, row by row", "MB"
-    )
+    rows = []
     for kind, settings in targets(options.hidden).items():
         target = build(kind, settings)
-        for batch in (1, 8):
-            for k in (4, 8):
-                runs = {"per row": forward(target, batch, options.context, k + 1, k, at_once=False)}
-                for name, taken in (("least", 1), ("half", k // 2 + 1), ("all", k + 1)):
-                    runs[name] = forward(target, batch, options.context, taken + k + 1, 0, at_once=True)
-                runs["slow"] = forward(target, batch, options.context, 2 * k + 2, 2 * k + 1, at_once=False)
-                times = medians(runs, options.repeats)
-                memory = [target.slot_bytes(0, kept) / 1e6 for kept in (k, 0)]
-                cells = [f"{times[name]:.1f}" for name in runs]
-                table.add_row(kind, str(batch), str(k), *cells, f"{memory[0]:.2f} : {memory[1]:.2f}")
-    Console(width=130).print(table)
+        for batch, k in product((1, 8), (4, 8)):
+            runs = {"per row": forward(target, batch, options.context, k + 1, k, at_once=False)}
+            for name, taken in (("least", 1), ("half", k // 2 + 1), ("all", k + 1)):
+                runs[name] = forward(target, batch, options.context, taken + k + 1, 0, at_once=True)
+            runs["slow"] = forward(target, batch, options.context, 2 * k + 2, 2 * k + 1, at_once=False)
+            times = medians(runs, options.repeats)
+            memory = " : ".join(f"{target.slot_bytes(0, kept) / 1e6:.2f}" for kept in (k, 0))
+            rows.append([kind, batch, k, *(f"{times[name]:.1f}" for name in runs), memory])
+    ways = ("state per row", "one state: 1 accepted", "half", "all", "all, row by row")
+    show(f"{stamp()}, ms", ("target", "batch", "K", *ways, "MB"), rows)
 
 
 if __name__ == "__main__":

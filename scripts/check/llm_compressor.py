@@ -7,7 +7,6 @@ arithmetic of the model (bfloat16; NVFP4 in float32), each times its scale in fl
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from draftkit import convert_checkpoint
 from draftkit.layout.folder import read_draft
 from draftkit.layout.stored_weights import stored_weights
 from draftkit.models.weights import load_stored
+from scripts._bench import arguments
 
 SCHEMES = ("FP8_DYNAMIC", "W4A16", "NVFP4A16")
 
@@ -45,7 +45,7 @@ def differing(folder: Path, scheme: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--python", required=True)
     asked = parser.parse_args()
     wrong = 0

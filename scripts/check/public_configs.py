@@ -8,7 +8,6 @@ unknown, which is what no released engine loads. `--write` stores the outcomes o
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,16 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-
 from fixtures.checkpoints.public_drafts import STORED, public_configs, write_public_draft
 
 from draftkit.convert.api import inspect_checkpoint, plan_conversion
 from draftkit.errors import DraftkitError, FormatError
+from scripts._bench import arguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()

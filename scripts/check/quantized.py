@@ -10,7 +10,6 @@ draftkit alone.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -22,14 +21,14 @@ from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
 from draftkit.loading import open_target
 from draftkit.results.settings import Settings
+from scripts._bench import arguments
 from scripts.check.vllm import run_vllm
 
 NEW_TOKENS = 48
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vllm-python", required=True)
+    parser = arguments(__doc__, vllm=True)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--draft", default="zoo:eagle3")
@@ -37,13 +36,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     asked = parser.parse_args()
     settings = Settings(
-        num_speculative_tokens=asked.k,
-        max_new_tokens=NEW_TOKENS,
-        limit=asked.prompts,
-        repeats=0,
-        ignore_eos=True,
+        num_speculative_tokens=asked.k, max_new_tokens=NEW_TOKENS, limit=asked.prompts, repeats=0, ignore_eos=True,
         dtype=asked.dtype,
-    )
+    )  # fmt: skip
     target = open_target("zoo:target")
     prompts = [encode_prompt(prompt, target.tokenizer) for prompt in load_prompts("zoo", asked.prompts)]
     with tempfile.TemporaryDirectory() as scratch:

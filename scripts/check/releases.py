@@ -1,16 +1,14 @@
 """Do draftkit's tables of a release say what its source says? `python -m scripts.check.releases vllm==0.33.0 …`
 
-A release is fetched by pip into the folder that DRAFTKIT_WHEELS names, or into a cache; the package of
-an unpacked one, as `ENV/lib/python3.11/site-packages/vllm`, is taken as it lies. Nothing of it is imported: its files
-are read with `ast`. The names that can be read (methods, settings, classes, metrics) are written into
-`draftkit/engines/ENGINE/names.py`, and what the tables rest on into `tests/fixtures/engines/ENGINE-NUMBER.json`, by
-which `make test` holds them. Printed is what only a person can settle: rows whose file, or whose code in it, is not
-there any more, and those of names that are gone. Exits with 1 where there is any.
+pip fetches a release into the folder DRAFTKIT_WHEELS or a cache; an unpacked package, such as
+`ENV/lib/python3.11/site-packages/vllm`, is read in place. Nothing of it is imported: files are read with `ast`. Names
+that can be read (methods, settings, classes, metrics) are written to `draftkit/engines/ENGINE/names.py`, and what the
+tables rest on to `tests/fixtures/engines/ENGINE-NUMBER.json`, which `make test` compares. Printed are rows that only a
+person can settle: those whose file or code is gone, and those of names that are gone. Exits with 1 if there are any.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import importlib
@@ -25,31 +23,22 @@ import textwrap
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from draftkit.engines.known import known
 from draftkit.engines.releases import Entry, Release
+from scripts._bench import ROOT, arguments
 
-ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/fixtures/engines"
 
 
-@dataclass(frozen=True)
-class Archive:
-    """Where the package index has the source of an engine's releases.
-
-    It holds pip's option for this kind of file, and which files are the package's, by their path within it."""
-
-    option: str
-    files: str
-
-
-# vLLM's source has 47 MB and its wheel 336.
+# Where the package index has the source of an engine's releases: pip's option for this kind of file, and the package's
+# files by their path within it. vLLM's source has 47 MB and its wheel 336.
 ARCHIVES = {
-    "vllm": Archive("--no-binary", r"[^/]+/(vllm/.+\.py)"),
-    "sglang": Archive("--only-binary", r"(sglang/.+\.py)"),
+    "vllm": ("--no-binary", r"[^/]+/(vllm/.+\.py)"),
+    "sglang": ("--only-binary", r"(sglang/.+\.py)"),
 }
 BACKEND = """
 import pathlib
@@ -78,23 +67,6 @@ LEFT_OUT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
 }
 DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|DSpark|DFlash|Assistant")  # in the names of SGLang's classes
-
-
-class Source(Protocol):
-    """What a release's source says."""
-
-    @property
-    def release(self) -> str:
-        """The release as `str(Release)` writes it."""
-
-    def names(self, table: str) -> set[str]:
-        """The names of a table."""
-
-    def has(self, file: str) -> bool:
-        """Whether it has a file or folder."""
-
-    def says(self, file: str, code: str) -> bool:
-        """Whether a file says something."""
 
 
 @dataclass(frozen=True)
@@ -152,30 +124,21 @@ class Stored:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("releases", nargs="+", help="ENGINE==NUMBER, or the folder of an unpacked package")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    asked = parser.parse_args()
     problems: list[str] = []
-    for name in asked.releases:
+    for name in parser.parse_args().releases:
         package = Package(fetched(*name.split("==")) if "==" in name else Path(name))
-        if asked.check:
-            problems += problems_of(package)
-        else:
-            write_names(package)
-            problems += _stored_and_compared(package.folder)
-    print("\n".join(problems) or "The tables say what the source says.")
-    sys.exit(bool(problems))
-
-
-def _stored_and_compared(folder: Path) -> list[str]:
-    """What differs, by the tables of the names that were just written; those are stored."""
-    code = (
-        "import sys; from pathlib import Path; from scripts.check.releases import Package, problems_of, store; "
-        "package = Package(Path(sys.argv[1])); store(package); print(*problems_of(package), sep='\\n')"
-    )
-    said = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, cwd=ROOT)
-    return said.stdout.split("\n")[:-1] if said.stdout.strip() else []
+        write_names(package)
+        # In a process that imports the names that were just written.
+        code = (
+            "import sys; from pathlib import Path; from scripts.check.releases import Package, problems_of, store; "
+            "package = Package(Path(sys.argv[1])); store(package); print(*problems_of(package), sep='\\n')"
+        )
+        command = [sys.executable, "-c", code, package.folder]
+        problems += subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout.split("\n")
+    print("\n".join(filter(None, problems)) or "The tables say what the source says.")
+    sys.exit(any(problems))
 
 
 def fetched(engine: str, number: str) -> Path:
@@ -189,7 +152,7 @@ def fetched(engine: str, number: str) -> Path:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             _download(engine, number, folder)
-            _unpack(next(folder.glob(f"{engine}-*")), ARCHIVES[engine].files, out)
+            _unpack(next(folder.glob(f"{engine}-*")), ARCHIVES[engine][1], out)
     return out / engine
 
 
@@ -200,7 +163,7 @@ def _download(engine: str, number: str, folder: Path) -> None:
     backend.parent.mkdir(parents=True)
     backend.with_name("__init__.py").touch()
     backend.write_text(BACKEND, encoding="utf-8")
-    words = f"-m pip download --quiet --no-deps --no-build-isolation {ARCHIVES[engine].option} {engine}".split()
+    words = f"-m pip download --quiet --no-deps --no-build-isolation {ARCHIVES[engine][0]} {engine}".split()
     subprocess.run(
         [sys.executable, *words, "--dest", str(folder), f"{engine}=={number}"],
         env=os.environ | {"PYTHONPATH": str(folder / "backend")},
@@ -209,23 +172,23 @@ def _download(engine: str, number: str, folder: Path) -> None:
 
 
 def _unpack(archive: Path, wanted: str, out: Path) -> None:
-    """Write the Python files of an archive whose names match `wanted` to what its group says, below `out`."""
-    for name, text in _files(archive):
+    """Write the files of an archive whose names match `wanted` to what its group says, below `out`."""
+    for name, read in _files(archive):
         if inner := re.fullmatch(wanted, name):
             path = out / inner[1]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text)
+            path.write_bytes(read())
 
 
-def _files(archive: Path) -> Iterator[tuple[str, bytes]]:
+def _files(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
-            yield from ((name, packed.read(name)) for name in packed.namelist() if name.endswith(".py"))
+            yield from ((name, partial(packed.read, name)) for name in packed.namelist())
         return
-    with tarfile.open(archive) as packed:
-        for member in packed:
-            if member.name.endswith(".py") and (file := packed.extractfile(member)) is not None:
-                yield member.name, file.read()
+    with tarfile.open(archive) as source:
+        for member in source:
+            if (file := source.extractfile(member)) is not None:
+                yield member.name, file.read
 
 
 def write_names(package: Package) -> None:
@@ -273,7 +236,7 @@ def store(package: Package) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def problems_of(source: Source) -> Iterator[str]:
+def problems_of(source: Package | Stored) -> Iterator[str]:
     """What differs between a release and its tables, one line each."""
     release = release_of(source)
     if release is None:
@@ -291,7 +254,7 @@ def problems_of(source: Source) -> Iterator[str]:
             yield f"{release}, {name}: {problem}"
 
 
-def release_of(source: Source) -> Release | None:
+def release_of(source: Package | Stored) -> Release | None:
     """The release of a source, where there is a table of it."""
     tables = {str(release): release for releases in known().values() for release in releases}
     return tables.get(source.release)
@@ -302,7 +265,7 @@ def _rows(release: Release) -> dict[str, Entry]:
     return {f"{table}, {name}": row for table in EVIDENCE for name, row in getattr(release, table).items()}
 
 
-def _evidence(source: Source, row: Entry) -> str | None:
+def _evidence(source: Package | Stored, row: Entry) -> str | None:
     """Why a row is not shown by its file; None where it is, or was run."""
     if row.read_in is None:
         return None
@@ -324,8 +287,13 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """The values that a file gives to names."""
+def _class(path: Path, name: str) -> ast.ClassDef:
+    (found,) = (node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return found
+
+
+def _assigned(tree: ast.Module | ast.ClassDef) -> dict[str, ast.expr]:
+    """The values that a file or class gives to names."""
     return {
         target.id: node.value
         for node in tree.body
@@ -348,8 +316,7 @@ def _literals(node: ast.expr, values: Mapping[str, ast.expr]) -> set[str]:
 
 def _fields(path: Path, name: str) -> set[str]:
     """The annotated fields of a class, but those that begin with an underscore."""
-    (found,) = (node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
-    fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    fields = (node.target for node in _class(path, name).body if isinstance(node, ast.AnnAssign))
     return {field.id for field in fields if isinstance(field, ast.Name) and not field.id.startswith("_")}
 
 
@@ -375,20 +342,9 @@ def _keys(node: ast.expr) -> set[str]:
 
 def sglang_methods(folder: Path) -> set[str]:
     """SGLang's algorithms, and the other names that it takes for them."""
-    (enum,) = (
-        node
-        for node in _parsed(folder / "srt/speculative/spec_info.py").body
-        if isinstance(node, ast.ClassDef) and node.name == "SpeculativeAlgorithm"
-    )
-    names = {
-        target.id
-        for node in enum.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    enum = _class(folder / "srt/speculative/spec_info.py", "SpeculativeAlgorithm")
     values = _assigned(_parsed(folder / "srt/speculative/spec_registry.py"))
-    return names | _literals(values["_RESERVED_ALIASES"], {})
+    return _assigned(enum).keys() | _literals(values["_RESERVED_ALIASES"], {})
 
 
 def sglang_architectures(folder: Path) -> set[str]:

@@ -9,7 +9,6 @@ prints their table. Runs may come from several machines, one at a time.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -22,8 +21,8 @@ from draftkit.report.page.training import by_processor_time, by_tokens, drawn_ru
 from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
 from draftkit.train.log import TrainingCurve, ValidatedStep, read_curve
+from scripts._bench import ROOT, arguments
 
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "benchmarks" / "data" / "smollm2-curves.jsonl"
 PICTURES = ROOT / "docs" / "pictures"
 
@@ -64,7 +63,7 @@ def table(curves: Iterable[TrainingCurve]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
     parser.add_argument("--on-gpu", action="store_true", help="the runs were on a GPU")
     options = parser.parse_args()
