@@ -35,7 +35,6 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.emitted import Drafted, Emitted, Verify, emit
 from draftkit.runtime.engine import Engine, OnRound
-from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.distribution import distribution
 from draftkit.runtime.ops.random import acceptance_stream, target_stream, uniform
 from draftkit.runtime.ops.sample import sample
@@ -61,12 +60,10 @@ class Shape:
     draft_vocab_size: int
 
 
-def llama(
-    hidden: int, intermediate: int, layers: int, heads: int, groups: int, vocab: int, *, tied: bool
-) -> LlamaConfig:
+def llama(hidden: int, inner: int, layers: int, heads: int, groups: int, vocab: int, *, tied: bool) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=hidden,
-        intermediate_size=intermediate,
+        intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=groups,
@@ -86,45 +83,18 @@ SHAPES = {
 }
 
 
-def device_milliseconds(run: Callable[[], object]) -> float:
-    """Median time of `run` on the device."""
-    times = []
-    for _ in range(REPEATS):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        run()
-        ended.record()
-        torch.cuda.synchronize()
-        times.append(began.elapsed_time(ended))
-    return median(times)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as a CUDA graph."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    return graph.replay
-
-
 @dataclass(frozen=True)
 class Draft:
     """A draft in its drafter: one round drafts `k` tokens.
 
-    `forwards(B, length)` gives what runs the model's forwards of one round, and nothing else, for B sequences of that
-    length. `weights` are the bytes of weights that they read, and `passes` how often they read the draft's own cache,
-    whose size `slot_bytes` tells.
+    For B sequences of a length, `forwards` gives what runs the model's forwards of one round, and nothing else; `moved`
+    the bytes of weights and of the draft's cache that they read.
     """
 
     name: str
     drafter: Drafter
     k: int
-    weights: int
-    passes: int
-    slot_bytes: SlotBytes
+    moved: Callable[[int, int], int]
     forwards: Callable[[int, int], Callable[[], object]]
 
 
@@ -158,13 +128,20 @@ class Bench:
 
     def milliseconds(self, run: Callable[[], object]) -> float:
         """Median time of `run`, as a CUDA graph on a GPU."""
-        if self.device.type == "cuda":
-            return device_milliseconds(captured(run))
         run()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            run = graph.replay
+            run()
         times = []
         for _ in range(REPEATS):
             began = time.perf_counter()
             run()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
         return median(times) * 1e3
 
@@ -172,17 +149,15 @@ class Bench:
         k = self.options.k
         eagle, standalone = EagleDrafter(self.eagle()), Target(self.small)
         causal, pard = CausalLMDrafter(standalone), PardDrafter(standalone, self.shape.small.vocab_size - 1)
-        small, parallel = read_bytes(self.small), 2 * k
-        head = read_bytes(eagle.model) - parameter_bytes(eagle.model.fc)
+        small, head = read_bytes(self.small), read_bytes(eagle.model) - parameter_bytes(eagle.model.fc)
+        cached = eagle.model.spec.decoder.cached_numbers * self.dtype.itemsize
         steps = [(k + 1, True), *[(1, False)] * (k - 1)]
         return [
             Draft(
                 "EAGLE-3",
                 eagle,
                 k,
-                parameter_bytes(eagle.model.fc) + k * head,
-                k,
-                lambda capacity, _: capacity * eagle.model.spec.decoder.cached_numbers * self.dtype.itemsize,
+                lambda batch, length: parameter_bytes(eagle.model.fc) + k * (head + batch * length * cached),
                 lambda batch, length: in_turn(
                     [self.eagle_pass(eagle.model, batch, rows, length, fuse=fuse) for rows, fuse in steps]
                 ),
@@ -190,19 +165,15 @@ class Bench:
             Draft(
                 "PARD-1B",
                 pard,
-                parallel,
-                small,
-                1,
-                standalone.slot_bytes,
-                lambda batch, length: self.lm_pass(standalone, batch, 2 * parallel, length),
+                2 * k,
+                lambda batch, length: small + batch * standalone.slot_bytes(length, 0),
+                lambda batch, length: self.lm_pass(standalone, batch, 4 * k, length),
             ),
             Draft(
                 "standalone 1B",
                 causal,
                 k,
-                k * small,
-                k,
-                standalone.slot_bytes,
+                lambda batch, length: k * (small + batch * standalone.slot_bytes(length, 0)),
                 lambda batch, length: in_turn([self.lm_pass(standalone, batch, rows, length) for rows, _ in steps]),
             ),
         ]
@@ -288,7 +259,7 @@ class Bench:
         drafting = 0.0 if draft is None else self.milliseconds(draft.forwards(batch, end))
         moved = read_bytes(self.model) + batch * target.slot_bytes(round(length), 0)
         if draft is not None:
-            moved += draft.weights + batch * draft.passes * draft.slot_bytes(round(length), 0)
+            moved += draft.moved(batch, round(length))
         needed = moved / self.bandwidth
         speed = batch * (1.0 if draft is None else self.options.acceptance_length) / taken * 1e3
         outside = 1 - (scoring + drafting) / taken

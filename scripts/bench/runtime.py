@@ -1,14 +1,13 @@
 """Tokens per second on the CPU: draftkit's runtime, transformers and vLLM, on the embedded models or any target.
 
 `python -m scripts.bench.runtime [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
-`python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--compile] [--out F]`
+`python -m scripts.bench.runtime --target T --drafts D … [--k 2 4] [--dtype bfloat16] [--compile]`
 
 All tools generate greedily from the same token ids, in the same dtype, with the same number of threads. The time of the
 prompts is included. `generate` is transformers' own; "assisted" is its assisted generation with a standalone draft, the
 same K and no confidence stop, at batch 1. vLLM gets the same draft and K, compiled as by default and, without
 `--compiled-only`, eager too; the faster one counts. What is compared takes turns after a warm-up, and the median of the
-repeats counts. Batches stay full in draftkit and vLLM while requests wait; `generate` pads them on the left. `--out`
-keeps each row as soon as it is measured, and the same command continues with it.
+repeats counts. Batches stay full in draftkit and vLLM while requests wait; `generate` pads them on the left.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit.engines.vllm.serve import speculative_config
-from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
-from draftkit.io.atomic import write_file
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
 from scripts import _bench
-from scripts._bench import commit, show, stamp
+from scripts._bench import show, stamp
 
 DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model", "dflash")
 BATCHES = (1, 8)
@@ -58,7 +55,6 @@ class Timing(NamedTuple):
 
 
 Run = Callable[[], Timing]
-OF_NO_ROW = {"batches", "drafts", "k", "out"}  # options that do not change what a row says
 
 
 def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
@@ -73,29 +69,6 @@ def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
             if name == "draftkit":
                 length = {"AL": timing.length}
     return {name: median(each[1:]) for name, each in seen.items()} | length
-
-
-class Kept:
-    """The rows of a table that are measured, by batch, draft and K: in a file where there is one.
-
-    Ends the program where the file holds what other settings have measured.
-    """
-
-    def __init__(self, path: Path | None, settings: dict[str, object]):
-        self._path, self._settings = path, settings
-        self.rows: dict[tuple[str, ...], list[str]] = {}
-        if path is not None and path.exists():
-            found = json.loads(path.read_text())
-            if found["settings"] != settings:
-                changed = [name for name in settings if found["settings"].get(name) != settings[name]]
-                sys.exit(f"{path} was measured with other settings: {', '.join(changed)}. Take another file")
-            self.rows = {tuple(row[:3]): row for row in found["rows"]}
-
-    def add(self, row: list[str]) -> None:
-        self.rows[tuple(row[:3])] = row
-        if self._path is not None:
-            told = {"settings": self._settings, "rows": list(self.rows.values())}
-            write_file(self._path, json.dumps(told, indent=1).encode())
 
 
 class Bench:
@@ -134,7 +107,7 @@ class Bench:
                     runs["draftkit"] = self.draftkit(draft, k, batch)
                 if draft is not None and batch == 1 and self.assistant is not None:
                     runs["assisted"] = partial(self.assisted, k)
-                yield [*key(batch, name, k), *_cells(speeds(runs, self.options.repeats))]
+                yield [str(batch), name or "–", str(k or "–"), *_cells(speeds(runs, self.options.repeats))]
 
     def draftkit(self, draft: Draft | None, k: int, batch: int) -> Run:
         drafter = None if draft is None else load_drafter(draft, self.model)
@@ -230,11 +203,6 @@ def _source(name: str) -> str:
     return f"zoo:{name}" if name in DRAFTS else name
 
 
-def key(batch: int, name: str | None, k: int) -> tuple[str, str, str]:
-    """The cells that a row begins with: batch, draft and K."""
-    return str(batch), name or "–", str(k or "–")
-
-
 def _of_transformers(source: str, dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=dtype)
 
@@ -268,7 +236,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="draftkit's rounds as compiled programs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled-only", action="store_true", help="vLLM as it comes, and not eager too")
-    parser.add_argument("--out", type=Path, help="a JSON file that keeps the rows; the same command goes on with it")
     clocks, help = ("perf_counter", "process_time"), "process_time: of all threads, for machines with other work"
     parser.add_argument("--clock", choices=clocks, default=clocks[0], help=help)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
@@ -283,19 +250,15 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     bench = Bench(options)
-    told = {name: value for name, value in vars(options).items() if name not in OF_NO_ROW}
-    kept = Kept(options.out, json.loads(json.dumps(told | {"commit": commit(), "processor": processor()}, default=str)))
-    asked = [(None, 0), *((name, k) for name in options.drafts or () for k in options.k)]
-    for name, k in asked:
-        missing = [batch for batch in options.batches if key(batch, name, k) not in kept.rows]
-        for row in bench.rows(name, k, missing) if missing else ():
+    rows = []
+    for name, k in [(None, 0), *((name, k) for name in options.drafts or () for k in options.k)]:
+        for row in bench.rows(name, k, options.batches):
             print(*row, sep="\t", file=sys.stderr, flush=True)
-            kept.add(row)
+            rows.append(row)
     sizes = (
         f"{options.prompts} prompts, {options.max_new_tokens} new tokens, {options.dtype}, {options.threads} threads"
     )
     title = f"tokens/s, {stamp()}\n{sizes}, median of {options.repeats} by {options.clock}"
-    rows = [kept.rows[key(batch, name, k)] for name, k in asked for batch in options.batches]
     show(title, (*COLUMNS, *RATIOS), rows)
 
 
