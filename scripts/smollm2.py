@@ -374,7 +374,7 @@ def timed(what: str) -> Iterator[None]:
     print(f"# {what}: {spent}", file=sys.stderr, flush=True)
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--cache", type=Path, required=True, help="a folder outside the checkout")
@@ -388,15 +388,10 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := [stage for stage in options.stages if stage not in STAGES]:
         parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
-    return options
-
-
-def main() -> None:
-    options = arguments()
     cache = options.cache.resolve()
     story = Story(
-        cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
-        repo=options.repo, drafts=tuple(options.drafts), steps=options.steps, seed=options.seed,
+        cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data, repo=options.repo,
+        drafts=tuple(options.drafts), steps=options.steps, seed=options.seed,
     )  # fmt: skip
     if options.quick:
         story = story.quick()
