@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def stored_states(folder: Path, samples: Path, target: str, layers: Sequence[int
 
 
 def write_data(
-    folder: Path, samples: Sequence[Sample], numbers: Iterable[int], counted: Iterable[int], states: OfflineStates,
+    folder: Path, samples: Sequence[Sample], numbers: Sequence[int], counted: Sequence[int], states: OfflineStates,
     vocabulary: tuple[int, int],
 ) -> None:  # fmt: skip
     """Write `samples.jsonl` of the samples with these numbers, `data/hidden_states` and a vocabulary.

@@ -16,6 +16,7 @@ import argparse
 import json
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def commands(folder: Path, speculators: Path | None) -> dict[str, Sequence[str |
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Cost:
-    """What a command costs; its memory is that of its processes together."""
+    """What a command costs."""
     with tempfile.TemporaryFile() as errors:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
@@ -121,31 +122,11 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Cost:
 
 
 def watch(pid: int, sizes: list[int]) -> None:
-    """Note the private bytes of a process and its children until it ends."""
-    while own := private_bytes(pid):
-        sizes.append(own + sum(map(private_bytes, children(pid))))
-        time.sleep(SAMPLING_SECONDS)
-
-
-def private_bytes(pid: int) -> int:
-    """Anonymous memory of a process; none of one that has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-
-def children(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have; without those that run no program of their
-    own yet, whose memory is their parent's."""
+    """Note the anonymous memory of a process, in bytes, until it ends."""
     with suppress(OSError):
-        program = Path(f"/proc/{pid}/cmdline").read_bytes()
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, task.read_text().split()):
-                if Path(f"/proc/{child}/cmdline").read_bytes() != program:
-                    yield child
-                    yield from children(child)
+        while found := re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
+            sizes.append(int(found[1]) << 10)
+            time.sleep(SAMPLING_SECONDS)
 
 
 def warm_up(folder: Path) -> None:

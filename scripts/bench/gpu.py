@@ -127,23 +127,27 @@ class Bench:
         return 2 * COPIED_BYTES / self.milliseconds(lambda: torch.neg(source, out=target))
 
     def milliseconds(self, run: Callable[[], object]) -> float:
-        """Median time of `run`, as a CUDA graph on a GPU."""
+        """Median time of `run`; on a GPU the device's, as a CUDA graph."""
         run()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+        if self.device.type != "cuda":
+            times = []
+            for _ in range(REPEATS):
+                began = time.perf_counter()
                 run()
-            run = graph.replay
+                times.append(time.perf_counter() - began)
+            return median(times) * 1e3
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             run()
-        times = []
-        for _ in range(REPEATS):
-            began = time.perf_counter()
-            run()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-        return median(times) * 1e3
+        graph.replay()
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+        for first, last in events:
+            first.record()
+            graph.replay()
+            last.record()
+            torch.cuda.synchronize()
+        return median(first.elapsed_time(last) for first, last in events)
 
     def drafts(self) -> list[Draft]:
         k = self.options.k

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -289,7 +290,7 @@ class Comparison:
     def _acceptance(self, draft: Path) -> dict[str, Interval]:
         """Acceptance lengths on each prompt set at each temperature."""
 
-        def measured() -> dict[str, dict[str, object]]:
+        def measured() -> dict[str, dict[str, Any]]:
             found = {}
             for dataset in self.options.dataset:
                 printed = draftkit(

@@ -140,8 +140,9 @@ def own_table(name: str, spoil: Callable[[str], Spoil] = lambda name: as_it_is) 
     def spoiled(draft: Draft) -> Draft:
         model = AutoModelForCausalLM.from_pretrained(zoo.path("target"), dtype=torch.float32)
         table = model.get_input_embeddings() if name == "embed_tokens" else model.get_output_embeddings()
-        spec: Any = replace(draft.spec.architecture, **{name: "draft"})  # type: ignore[arg-type]
-        return spoil(f"{name}.weight")(changed(draft, spec, {f"{name}.weight": table.weight.detach().clone()}))
+        spec: Any = draft.spec.architecture
+        own, weight = replace(spec, **{name: "draft"}), f"{name}.weight"
+        return spoil(weight)(changed(draft, own, {weight: table.weight.detach().clone()}))
 
     return spoiled
 

@@ -135,7 +135,7 @@ def main() -> None:
             "import sys; from pathlib import Path; from scripts.check.releases import Package, problems_of, store; "
             "package = Package(Path(sys.argv[1])); store(package); print(*problems_of(package), sep='\\n')"
         )
-        command = [sys.executable, "-c", code, package.folder]
+        command = [sys.executable, "-c", code, str(package.folder)]
         problems += subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout.split("\n")
     print("\n".join(filter(None, problems)) or "The tables say what the source says.")
     sys.exit(any(problems))

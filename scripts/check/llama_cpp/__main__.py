@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -151,7 +151,7 @@ def served(options: argparse.Namespace, arguments: Sequence[str], asked: Sequenc
     with llama_server(options.llama_server, [*arguments, *exact], scratch / "server.log") as url:
         server = server_of(LlamaCppServer, url)
         whole = [server.api.ask("/completion", server.body(one) | {"stream": False}, stream=False) for one in asked]
-        answers = [answer for ((_, answer),) in whole]
+        answers: list[Any] = [answer for ((_, answer),) in whole]
         counted = server.counters().drafts
         assert counted is not None
     drafts = [(a["timings"]["draft_n"], a["timings"]["draft_n_accepted"]) for a in answers]
