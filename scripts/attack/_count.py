@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
-from fixtures.fuzzing.judge import check_message
+from fixtures.fuzzing.judge import check_message, command
 from fixtures.fuzzing.robust import Hang, sandbox, time_limit
 
 from draftkit.errors import DraftkitError
@@ -33,6 +33,14 @@ class Silent(Exception):
 
 class Lost(Exception):
     """Something that was there before is gone, or is not as it was."""
+
+
+def asked(*words: object) -> str:
+    """What a command prints. Raises `DraftkitError` with its message if it refuses."""
+    code, out, err = command(*words)
+    if code:
+        raise DraftkitError(err[err.index("error: ") + len("error: ") :])
+    return out
 
 
 def main(doc: str | None, cases: Callable[[Path], Iterable[Case]], default: int | None = None) -> None:

@@ -35,7 +35,7 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io import atomic
-from scripts.attack._count import Case, Lost, Silent, main
+from scripts.attack._count import Case, Lost, Silent, asked, main
 
 FILE, INDEX, CONFIG, NEW = "model.safetensors", "model.safetensors.index.json", "config.json", "model-mtp.safetensors"
 FIRST, SECOND = "model-00001.safetensors", "model-00002.safetensors"  # of which the second has the head
@@ -282,9 +282,7 @@ def _case(
         before = _state(place.folder)
         wanted = _tensors(place.target) if not refused else {}
         try:
-            code, _, err = command("convert", place.heads, *([out] if out else []), "--into", place.target)
-            if code:
-                raise DraftkitError(err[err.index("error: ") + len("error: ") :])
+            asked("convert", place.heads, *([out] if out else []), "--into", place.target)
         except DraftkitError:
             if (after := _state(place.folder)) != before:
                 raise Lost(f"refused, and not as it was: {_difference(before, after)}") from None

@@ -37,10 +37,10 @@ from draftkit.engines.connections import Limits
 from draftkit.engines.records import Answer
 from draftkit.engines.servers import server
 from draftkit.engines.servers.server import server_at
-from draftkit.errors import DraftkitError, SourceError
+from draftkit.errors import SourceError
 from draftkit.evaluate.engines import server as served
 from draftkit.requests import Request
-from scripts.attack._count import Case, Lost, Silent, main
+from scripts.attack._count import Case, Lost, Silent, asked, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -256,13 +256,11 @@ def _of_tokens(*keys: str | int) -> Iterator[tuple[str, Spoil]]:
 
 def evaluated(url: str, folder: Path) -> dict[str, object]:
     """The figures of `eval --server`. Raises `DraftkitError` where it refuses."""
-    code, out, err = command(
+    printed = asked(
         "eval", "--server", url, "--target", "zoo:target", "--limit", 3, "--max-new-tokens", 16, "--k", K,
         "--concurrency", 2, "--json",
     )  # fmt: skip
-    if code:
-        raise DraftkitError(err[err.index("error: ") + len("error: ") :])
-    (cell,) = json.loads(out)["cells"]
+    (cell,) = json.loads(printed)["cells"]
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "output_tokens")
     return {name: cell[name] for name in names} | {"mean": cell["acceptance_length"]["mean"]}
 
@@ -303,11 +301,11 @@ def regenerated(url: str, folder: Path) -> dict[str, object]:
         prompts.write_text("".join(ROWS.splitlines(True)[:2]))
         command("data", "regenerate", prompts, out, *common, "--endpoint", honest.endpoint)
     before, _ = out.read_text(), prompts.write_text(ROWS)
-    code, _, err = command("data", "regenerate", prompts, out, *common, "--endpoint", f"{url}/v1")
-    if not out.read_text().startswith(before):
-        raise Lost("rows that were there before are gone")
-    if code:
-        raise DraftkitError(err[err.index("error: ") + len("error: ") :])
+    try:
+        asked("data", "regenerate", prompts, out, *common, "--endpoint", f"{url}/v1")
+    finally:
+        if not out.read_text().startswith(before):
+            raise Lost("rows that were there before are gone")
     rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     return {row["id"]: row["sequences"] for row in rows if "refused" not in row}
 

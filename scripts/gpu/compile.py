@@ -17,10 +17,9 @@ import tempfile
 from pathlib import Path
 
 import triton
-from fixtures.gpu.gpu_kernels import GPUS, VOCABULARIES, Gpu, Report, compiled, digests, report, variants
-from fixtures.gpu.row_reads import reads
+from fixtures.gpu.gpu_kernels import GPUS, Gpu, Report, compiled, digests, report, variants
 
-ROOT = Path(__file__).parents[2]
+from scripts._bench import ROOT
 
 VERSIONS = {"3.6": "triton==3.6.0", "newest": "triton"}
 TABLE, DIGESTS = ROOT / "benchmarks/data/kernels.md", ROOT / "benchmarks/data/kernels.json"
@@ -33,18 +32,6 @@ own cosine and sine of angles above 105,615, which torch's have too.
 
 | kernel | GPU | Triton | variants | shared | registers | stack |
 |---|---|---|---|---|---|---|
-"""
-FOOTER = """
-## Reading rows of logits
-
-Of a row in bfloat16 by `_block_peaks_kernel`, how often a warp asks the memory, and how many sectors of 32 bytes it
-gives, in the mean of rows that follow each other (`tests/fixtures/gpu/row_reads.py`, of the loads that are compiled for
-an H100). Where the vocabulary is no multiple of 16, rows begin anywhere; since blocks are counted from the last aligned
-place before a row, all but the first and the last are read by loads of 16 bytes. `_floor_kernel` reads single logits,
-as it did, from the same places: sectors as on the right, six times a row.
-
-| vocabulary | requests before | sectors before | requests | sectors |
-|---|---|---|---|---|
 """
 
 
@@ -67,17 +54,10 @@ def main() -> None:
         sys.exit(f"the table is of Triton {', '.join(sorted(stray))} too: run this without --stale")
     lines = sorted(kept + made)
     table = "".join(f"| {' | '.join(map(str, line[:-1]))} |\n" for line in lines)
-    TABLE.write_text(HEADER + table + FOOTER + "".join(map(reads_line, VOCABULARIES)), encoding="utf-8")
+    TABLE.write_text(HEADER + table, encoding="utf-8")
     DIGESTS.write_text(json.dumps({"triton": triton.__version__, **now}, indent=1) + "\n", encoding="utf-8")
     if faults := [fault for line in lines for fault in line.faults]:
         sys.exit("\n".join(faults))
-
-
-def reads_line(size: int) -> str:
-    """The line of a vocabulary as Markdown."""
-    before, now = (reads(size, wide=wide, aligned=wide) for wide in (size % 16 == 0, True))
-    cells = (f"{number:,.0f}" for number in (size, *before, *now))
-    return f"| {' | '.join(cells)} |\n"
 
 
 def compile_for(gpu: Gpu, wanted: list[str], cache: Path) -> list[Report]:
