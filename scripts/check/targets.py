@@ -46,7 +46,6 @@ from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation
 from draftkit.targets.pretrained import auto_class
 from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers
@@ -102,15 +101,11 @@ BUILT_NOT, EQUAL, REFUSED, WRONG, BROKEN, LATE = "not built", "equal", "refused"
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a type. `stage`: where it was refused. `accepted`: number of rounds by accepted drafts.
-    `checked`: what draftkit's own check says."""
+    """What became of a type. `accepted`: rounds by their accepted drafts. `checked`: what draftkit's own check says."""
 
     model_type: str
     outcome: str
     why: str = ""
-    stage: str = ""
-    model: str = ""
-    distinct: int = 0
     accepted: dict[str, int] | None = None
     checked: str = ""
 
@@ -184,16 +179,10 @@ def decoded(model_type: str) -> Finding:
                 whole = published(CONFIG_MAPPING[model_type])
                 whole.save_pretrained(folder)
                 if (refusal := _refusal(folder)) is not None:
-                    return Finding(model_type, REFUSED, refusal, "config")
+                    return Finding(model_type, REFUSED, refusal)
                 config = tiny_config(whole)
                 config.save_pretrained(folder)
-            except Exception as error:
-                return Finding(model_type, BUILT_NOT, _line(error))
-            try:
-                model = whole_model(config, seed, scale)
-                name = type(model).__name__
-                model.save_pretrained(folder)
-                del model
+                whole_model(config, seed, scale).save_pretrained(folder)
                 texts, clear = reference(folder, AutoConfig.from_pretrained(folder))
             except Exception as error:
                 return Finding(model_type, BUILT_NOT, _line(error))
@@ -202,12 +191,12 @@ def decoded(model_type: str) -> Finding:
                 finding = Finding(model_type, BUILT_NOT, f"no clear text: margin {clear:.1e}, distinct {distinct:.2f}")
                 if (seed, scale) != TRIES[-1] or clear < CLEAR:
                     continue
-            return _compared(model_type, name, folder, texts)
+            return _compared(model_type, folder, texts)
     return finding
 
 
 def _refusal(folder: Path) -> str | None:
-    """What draftkit has against a model of which it knows the configuration alone; its other errors come out later."""
+    """What draftkit has against a configuration alone; its other errors come out later."""
     try:
         read_supported(folder)
     except DraftkitError as error:
@@ -217,13 +206,11 @@ def _refusal(folder: Path) -> str | None:
     return None
 
 
-def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
-    expected = list(texts.values())
+def _compared(model_type: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
     accepted: Counter[str] = Counter()
-    stage, note = "config", ""
+    note = ""
     try:
         model = load_target(folder, device="cpu", dtype=torch.float32, attention=NAME)
-        stage = "forward"
         for slots, chunk in ((1, 2048), (4, 6)):
             drafter: Any = Known([(*prompt, *text) for prompt, text in texts.items()], AuxLayers((1,)))
             if note := _untold(model, drafter.aux_layers):
@@ -232,14 +219,15 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
             engine = Engine(target, drafter, num_speculative_tokens=K, num_slots=slots, prefill_chunk=chunk)
             generations = engine.generate(prompts(model.config))
             accepted.update(str(r.accepted) for g in generations for r in g.rounds)
-            if [g.tokens for g in generations] != expected:
-                return Finding(model_type, WRONG, _difference(generations, expected, slots), model=name)
+            for generation, tokens in zip(generations, texts.values(), strict=True):
+                if generation.tokens != tokens:
+                    where = f"{slots} together, prompt of {len(generation.request.prompt)}"
+                    return Finding(model_type, WRONG, f"{where}: {generation.tokens} instead of {tokens}")
     except DraftkitError as error:
-        return Finding(model_type, REFUSED, _line(error), stage, name)
+        return Finding(model_type, REFUSED, _line(error))
     except Exception as error:
-        return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:], stage, name)
-    distinct = min(len(set(text)) for text in expected)
-    return Finding(model_type, EQUAL, note, "", name, distinct, dict(sorted(accepted.items())))
+        return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:])
+    return Finding(model_type, EQUAL, note, dict(sorted(accepted.items())))
 
 
 def _untold(model: PreTrainedModel, aux_layers: AuxLayers | None) -> str:
@@ -250,15 +238,6 @@ def _untold(model: PreTrainedModel, aux_layers: AuxLayers | None) -> str:
         target.forward(tokens, torch.tensor([[0]]), rows)
     except TargetError as error:
         return f"without hidden states: {_line(error)}"
-    return ""
-
-
-def _difference(generations: list[Generation], expected: list[list[int]], slots: int) -> str:
-    for generation, tokens in zip(generations, expected, strict=True):
-        if generation.tokens != tokens:
-            pairs = enumerate(zip(generation.tokens, tokens, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(generation.tokens), len(tokens)))
-            return f"{slots} together, prompt of {len(generation.request.prompt)}: token {at} differs"
     return ""
 
 

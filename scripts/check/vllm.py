@@ -43,7 +43,7 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.worker import PromptTokens
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
-from draftkit.layout.folder import read_draft
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.loading import load_drafter, load_model, open_draft, open_target
 from draftkit.requests import Like, Request
 from draftkit.results.statistics import accepted_per_position
@@ -259,7 +259,7 @@ def main() -> None:
             comparison.add_case(case, draft)
     for sizes in NGRAMS:
         if options.only in (name := f"n-gram, {sizes[0]}–{sizes[1]} tokens"):
-            comparison.add_ngram(name, *sizes)
+            comparison.add_draft(name, f"ngram:{sizes[0]}-{sizes[1]}")
     for tiny in TARGETS:
         if drafts := [draft for draft in tiny.drafts if options.only in f"{tiny.title}, {draft}"]:
             add_tiny(comparison, tiny, drafts)
@@ -301,7 +301,7 @@ def add_tiny(comparison: Comparison, tiny: TinyTarget, drafts: list[str]) -> Non
         for draft in drafts:
             name = f"{tiny.title}, {draft}"
             if draft == NGRAM:
-                comparison.add_ngram(name, 1, 3)
+                comparison.add_draft(name, "ngram:1-3")
                 continue
             if draft in (ASSISTANT, ORDERED_ASSISTANT):
                 published, unified = (Path(scratch) / f"{draft} {layout}" for layout in ("published", "unified"))
@@ -371,30 +371,25 @@ class Comparison:
             draft = read_draft(served if case.to in ("unified", "vllm") else unified)
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
             settings = speculative_config(draft.spec, served, case.k or self.options.k)
-            self._add(case.name, load_drafter(draft, self.pair.model), settings, refusal, v2=case.v2)
+            self._add(case.name, draft, settings, refusal, v2=case.v2)
 
-    def add_draft(self, name: str, folder: Path, k: int | None = None, *, v2: bool = False) -> None:
-        """A draft in the unified layout, as it is."""
-        draft = read_draft(folder)
-        settings = speculative_config(draft.spec, folder, k or self.options.k)
-        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec), v2=v2)
+    def add_draft(self, name: str, source: str | Path, k: int | None = None, *, v2: bool = False) -> None:
+        """A draft in the unified layout, or n-grams."""
+        with open_draft(str(source), self.pair.source) as draft:
+            settings = speculative_config(draft.spec, draft.path, k or self.options.k)
+            self._add(name, draft, settings, refusal_by_vllm(draft.spec), v2=v2)
 
     def add_own_head(self, name: str, k: int, *, v2: bool) -> None:
         """The head in the target's own folder."""
         with open_draft("mtp", self.pair.source) as draft:
-            settings = {"method": "mtp", "num_speculative_tokens": k}
-            self._add(name, load_drafter(draft, self.pair.model), settings, None, v2=v2)
-
-    def add_ngram(self, name: str, least: int, most: int) -> None:
-        with open_draft(f"ngram:{least}-{most}", self.pair.source) as draft:
-            settings = speculative_config(draft.spec, draft.path, self.options.k)
-            self._add(name, load_drafter(draft, self.pair.model), settings, None)
+            self._add(name, draft, {"method": "mtp", "num_speculative_tokens": k}, None, v2=v2)
 
     def _add(
-        self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None, *, v2: bool = False
+        self, name: str, draft: Draft, settings: dict[str, object], refusal: str | None, *, v2: bool = False
     ) -> None:
         k = settings["num_speculative_tokens"]
         assert isinstance(k, int)
+        drafter = load_drafter(draft, self.pair.model)
         ours, proposals = run_draftkit(self.pair.model, drafter, self.pair.requests, k, "vllm-v2" if v2 else "vllm-v1")
         drafts = sum(r.drafted > 0 for g in ours for r in g.rounds)
         accepted = accepted_per_position(ours, k)

@@ -37,7 +37,6 @@ COMMON: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-NORMS = ("input_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")  # of an assistant, around 1
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 GATED_DELTA = {
@@ -186,14 +185,15 @@ def save_assistant(target: PreTrainedModel, folder: Path, *, ordered: bool) -> N
     for number, kind in enumerate(layers):
         head = GEMMA4["global_head_dim" if kind == FULL else "head_dim"]
         queries = GEMMA4["num_attention_heads"] * head
-        matrices = {
-            "self_attn.q_proj": (queries, width), "self_attn.o_proj": (width, queries),
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (queries, width), "self_attn.o_proj": (width, queries), "self_attn.q_norm": (head,),
             "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner),
-            "post_attention_layernorm": (width,),
+            "input_layernorm": (width,), "post_attention_layernorm": (width,), "pre_feedforward_layernorm": (width,),
+            "post_feedforward_layernorm": (width,),
         }  # fmt: skip
-        norms = {"self_attn.q_norm": head} | dict.fromkeys(NORMS, width)
-        own = {name: drawn(*shape) for name, shape in matrices.items()}
-        own |= {name: 1 + drawn(size) for name, size in norms.items()}
+        own = {name: drawn(*shape) for name, shape in shapes.items()}
+        for name in ("self_attn.q_norm", "input_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            own[name] += 1
         tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in own.items()}
         tensors[f"model.layers.{number}.layer_scalar"] = torch.ones(1)
     if ordered:
