@@ -192,7 +192,7 @@ def save_assistant(target: PreTrainedModel, folder: Path, *, ordered: bool) -> N
             "post_feedforward_layernorm": (width,),
         }  # fmt: skip
         own = {name: drawn(*shape) for name, shape in shapes.items()}
-        for name in ("self_attn.q_norm", "input_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        for name in ("self_attn.q_norm", "input_layernorm", "pre_feedforward_layernorm"):
             own[name] += 1
         tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in own.items()}
         tensors[f"model.layers.{number}.layer_scalar"] = torch.ones(1)
