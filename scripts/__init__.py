@@ -1,8 +1,7 @@
 """Commands for those who build draftkit, run in the repository's root: `python -m scripts.check.vllm --help`.
 
-`check` holds draftkit against others, `bench` measures speed, `study` answers a question once, `attack` gives bad
-input, `zoo` makes the embedded models, `gpu` counts and compiles kernels. Files that begin with an underscore are no
-commands.
+`check` compares draftkit with others, `bench` measures speed, `attack` gives bad input, `zoo` makes the embedded
+models, `gpu` counts and compiles kernels, `docs` draws pictures. Files that begin with an underscore are no commands.
 """
 
 import sys

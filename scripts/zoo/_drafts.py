@@ -205,8 +205,7 @@ def as_safeailab(name: str, folder: Path) -> None:
 
 
 def publish_block_drafts(trained: Path, models: Path) -> None:
-    """Save those of `speculators_blocks.py`: DFlash in z-lab's layout, DSpark as the library does but for the path of
-    its target."""
+    """Save those of `speculators_blocks`: DFlash in z-lab's layout, DSpark as the library does, its target named."""
     for name in ("dflash", "dspark"):
         shutil.rmtree(models / name, ignore_errors=True)
     convert_checkpoint(str(trained / "dflash"), models / "dflash", to="dflash", target=TARGET)

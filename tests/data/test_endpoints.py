@@ -43,7 +43,7 @@ def test_all_slots_are_kept_full_whatever_the_lengths() -> None:
         answers = respond(EndpointResponder(server.endpoint, SAMPLING, 16), 200)
     found = server.presence
     assert (found.requests, found.most) == (200, 16)
-    assert found.to_dict()["mean"] > 0.6 * 16  # 95 % on a quiet machine: scripts/bench/generation.py
+    assert found.to_dict()["mean"] > 0.6 * 16  # 95 % on a quiet machine
     assert all(len(answer) == min(lognormal(int(id)) or 1, 4096) for id, answer in answers.items())  # type: ignore[arg-type]
 
 

@@ -1,7 +1,4 @@
-"""`eval --engine vllm`: what vLLM and a server of it are asked, and what their counts become. No vLLM is needed.
-
-scripts/check/vllm_engine.py runs vLLM itself.
-"""
+"""`eval --engine vllm`: what vLLM and a server of it are asked, and what their counts become. No vLLM is needed."""
 
 from __future__ import annotations
 

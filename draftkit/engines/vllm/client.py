@@ -112,8 +112,7 @@ def draft_counts(samples: Sequence[MetricSample]) -> DraftCounts | None:
 
 
 # What a vLLM server takes from the target's generation config where a request leaves it out: the names that
-# `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. `scripts/check/vllm_engine.py` compares them with the
-# installed vLLM. There `max_new_tokens` becomes `max_tokens`.
+# `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. There `max_new_tokens` becomes `max_tokens`.
 SERVER_DEFAULTS = (
     "repetition_penalty",
     "presence_penalty",
