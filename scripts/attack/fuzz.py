@@ -41,8 +41,6 @@ from fixtures.fuzzing import KINDS
 from fixtures.fuzzing.judge import Kind
 from fixtures.fuzzing.robust import EXTRA_MEMORY, WAITING
 
-ROOT = Path(__file__).parents[2]
-
 WORKER_CASES = 5000  # then it is replaced, so that what leaks ends with it
 GRACE = 30  # seconds beyond the limit that a case has for itself
 EXAMPLES = 40  # failures of a kind that are kept; more have the same cause

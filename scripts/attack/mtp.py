@@ -86,10 +86,6 @@ def converted(folder: Path, out: Path) -> object:
     return convert_checkpoint(str(folder), out)
 
 
-def inspected(folder: Path, out: Path) -> object:
-    return inspect_checkpoint(str(folder))
-
-
 def saved(folder: Path, config: object, tensors: Tensors) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -5,8 +5,7 @@
 All weights are random. Drafts are accepted at set rates, so that a round emits `--acceptance-length` tokens on average.
 The roofline is the time to move the weights that forwards read and the live cache, at the measured speed of a copy.
 `target` and `draft` are those forwards alone, in CUDA graphs of their own. The rest of a round is `outside`: sampling,
-input preparation, launches and the host. Assisted generation is credited with the same acceptance length; its time per
-round is the difference of two lengths.
+input preparation, launches and the host.
 """
 
 from __future__ import annotations
@@ -271,37 +270,6 @@ class Bench:
         cells += [f"{taken / needed:.2f}", f"{scoring:.2f}", f"{drafting:.2f}", f"{outside:.1%}", f"{speed:.0f}"]
         return [*cells, "" if plain is None else f"{speed / plain:.2f}"], speed
 
-    def assisted(self) -> float:
-        """Tokens/s of assisted generation at the acceptance length, batch 1, with the standalone draft."""
-        rounds = 0
-
-        def count(*_: object) -> None:
-            nonlocal rounds
-            rounds += 1
-
-        for model in (self.model, self.small):
-            model.set_attn_implementation("sdpa")
-        settings = self.small.generation_config
-        settings.num_assistant_tokens = self.options.k
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
-        prompt = torch.randint(self.shape.target.vocab_size, (1, self.options.context), device=self.device)
-        hook = self.model.register_forward_pre_hook(count)
-        found = []
-        for most in (ROUNDS, ROUNDS, 3 * ROUNDS):  # the first one warms up
-            rounds, began = 0, time.perf_counter()
-            self.model.generate(
-                prompt, assistant_model=self.small, do_sample=False, max_new_tokens=most, pad_token_id=0
-            )
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            found.append((rounds, time.perf_counter() - began))
-        hook.remove()
-        for model in (self.model, self.small):
-            model.set_attn_implementation(ATTENTION)
-        (fewer, short), (more, long) = found[1:]
-        return self.options.acceptance_length * (more - fewer) / (long - short)
-
 
 def accept_at_random(length: float) -> None:
     """Have rounds with drafts accept so many that `length` tokens come of each on average."""
@@ -359,20 +327,12 @@ def main() -> None:
     place = torch.cuda.get_device_name() if bench.device.type == "cuda" else processor()
     drafts = bench.drafts()
     accept_at_random(options.acceptance_length)
-    rows, speeds = [], {}
+    rows = []
     for batch in options.batches:
         cells, plain = bench.row(batch, None, None)
-        rows.append(cells)
-        for draft in drafts:
-            cells, speeds[batch, draft.name] = bench.row(batch, draft, plain)
-            rows.append(cells)
+        rows += [cells, *(bench.row(batch, draft, plain)[0] for draft in drafts)]
     sizes = f"shape {options.shape}, {options.context} tokens of context, acceptance length {options.acceptance_length}"
     show(f"{stamp()}\n{place}, copies {bench.bandwidth / 1e6:.0f} GB/s; {sizes}; ms", COLUMNS, rows)
-    assisted = bench.assisted()
-    for draft in drafts:
-        if (1, draft.name) in speeds:
-            ratio = speeds[1, draft.name] / assisted
-            print(f"{draft.name}: {ratio:.2f} × assisted generation ({assisted:.0f} tokens/s)")
 
 
 if __name__ == "__main__":
