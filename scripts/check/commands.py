@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import typer
 import typer.main
 
 from draftkit.cli import app
+from scripts._bench import arguments
 
 PAGES = ("README.md", "docs", "model_cards", "draftkit/cli")
 ENDS = re.compile(r"\s+#.*|`.*|\s*[|>&]\s.*|\s*\\$")  # a comment, the end of code in a sentence, what a shell does
@@ -52,7 +52,9 @@ def refusal(words: list[str]) -> str | None:
 
 
 def main() -> None:
-    taken, commands = 0, sorted(set(commands_of(sys.argv[1])))
+    parser = arguments(__doc__)
+    parser.add_argument("revision", metavar="REV")
+    taken, commands = 0, sorted(set(commands_of(parser.parse_args().revision)))
     for text in commands:
         try:
             why = refusal(shlex.split(text))
