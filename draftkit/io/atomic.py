@@ -213,11 +213,18 @@ def _place(error: OSError, where: Path) -> object:
     return where if not isinstance(name, str | Path) or ".tmp-" in str(name) else name
 
 
+def _holds_current_folder(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except FileNotFoundError:  # the current folder was deleted
+        return False
+
+
 def _check_replaceable(out: Path, replaces: Callable[[Path], bool] | None) -> None:
     try:
         if not stat.S_ISDIR(out.stat().st_mode):
             raise DraftkitError("the output is a file", where=out, hint="choose another folder")
-        if os.path.ismount(out) or Path.cwd().is_relative_to(out):
+        if os.path.ismount(out) or _holds_current_folder(out):
             raise DraftkitError(
                 "a mount point and the current folder cannot be replaced", where=out, hint=f"write to {out / 'draft'}"
             )

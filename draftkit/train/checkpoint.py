@@ -120,9 +120,10 @@ FREE = frozenset({
 
 
 def newest_checkpoint(out: Path) -> Path | None:
-    """The newest checkpoint that was written completely."""
-    complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
-    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    """The newest checkpoint that was written completely. A copy such as `checkpoint-10-backup` is none."""
+    names = (path.parent.name for path in out.glob(f"checkpoint-*/{STATE_FILE}"))
+    steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")).isdecimal()]
+    return out / f"checkpoint-{max(steps)}" if steps else None
 
 
 def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, rows: int) -> dict[str, object]:

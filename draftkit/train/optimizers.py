@@ -86,7 +86,8 @@ class MuonAndAdamW(Optimizer):
             self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay))
         if others := _some_of(groups, spec, matrices=False):
             self._parts.append(adamw(others, lr=lr, weight_decay=0.0, **of_adamw))  # type: ignore[call-arg]
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        # transformers' polynomial schedule reads the rate from the defaults.
+        super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
         self._share()
 
     def _share(self) -> None:

@@ -158,6 +158,19 @@ def test_the_current_folder_and_mount_points_are_not_replaced(tmp_path: Path, mo
             write(out, replaces=anything)
 
 
+def test_nothing_is_replaced_where_the_current_folder_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "out")
+    old = content(tmp_path / "out")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(DraftkitError, match="already there"):
+        write(tmp_path / "out")
+    assert content(tmp_path / "out") == old
+
+
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), SystemExit(2), ConnectionError("net")])
 def test_an_exception_leaves_the_old_state(tmp_path: Path, error: BaseException) -> None:
     make_folder(tmp_path / "old_out")

@@ -10,6 +10,7 @@ from fixtures.checkpoints import pico
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from draftkit.layout.spec import DraftSpec
 from draftkit.train import optimizers
@@ -45,6 +46,13 @@ def run(parameters: list[nn.Parameter], optimizers: list[Optimizer], steps: rang
 
 def both(parameters: list[nn.Parameter], spec: DraftSpec) -> MuonAndAdamW:
     return MuonAndAdamW(parameters, spec=spec, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
+
+
+def test_every_schedule_of_transformers_takes_it(recipe: Eagle3) -> None:
+    """The polynomial one reads the rate from the defaults."""
+    optimizer = both(trained(recipe), recipe.spec)
+    for name in ("linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt"):
+        get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=10)
 
 
 def test_each_part_is_the_optimizer_by_itself(recipe: Eagle3) -> None:

@@ -33,7 +33,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.layout.provenance import trained_tokens
 from draftkit.loading import load_drafter, load_model
 from draftkit.train import setup
-from draftkit.train.checkpoint import newest_checkpoint
+from draftkit.train.checkpoint import STATE_FILE, newest_checkpoint
 from draftkit.train.config import read_config
 from draftkit.train.run import train_draft
 from draftkit.train.setup import _check_output
@@ -258,6 +258,13 @@ def test_a_kill_while_the_last_file_is_written(
         train_draft(config(target, data, tmp_path / "run"))
     assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
     assert newest_checkpoint(tmp_path / "run") is None
+
+
+def test_a_copy_of_a_checkpoint_is_none(tmp_path: Path) -> None:
+    for name in ("checkpoint-4", "checkpoint-10", "checkpoint-10-backup"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / STATE_FILE).touch()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
 
 def test_what_a_kill_leaves_in_a_checkpoint_is_no_stranger_s(tmp_path: Path) -> None:
