@@ -18,7 +18,7 @@ from test_train import assert_same, config, data, settings, target, weights, who
 from draftkit.data.sample_files import write_samples
 from draftkit.data.samples import SamplesOrigin
 from draftkit.errors import DraftkitError
-from draftkit.train.checkpoint import CONFIG_FILE, FREE, INPUTS_FILE, rows_of_process
+from draftkit.train.checkpoint import FREE, INPUTS_FILE, rows_of_process
 from draftkit.train.config import TrainConfig
 from draftkit.train.dry_run import check_run
 from draftkit.train.run import train_draft
@@ -68,24 +68,6 @@ def test_another_setting_is_refused(
     if "optimization.lr" in more:  # every difference at once
         assert "optimization.lr: 0.001, now 0.002" in refused.err
     assert [path.name for path in begun.iterdir()] == ["checkpoint-4"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_before_muon_is_of_adamw(
-    target: Path,  # noqa: F811
-    data: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    """It does not name its optimizer, and goes on bit for bit where AdamW is asked for; the new default is refused."""
-    adamw = {"optimization.optimizer": "adamw"}
-    train_draft(config(target, data, tmp_path / "whole", **adamw))
-    shutil.copytree(tmp_path / "whole" / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
-    file = tmp_path / "run" / "checkpoint-4" / CONFIG_FILE
-    file.write_text(file.read_text().replace("  optimizer: adamw\n", ""))
-    with pytest.raises(DraftkitError, match=r"\n    optimization.optimizer: adamw, now muon\n"):
-        train_draft(config(target, data, tmp_path / "run"), resume=True)
-    train_draft(config(target, data, tmp_path / "run", **adamw), resume=True)
-    assert_same(*(weights(tmp_path / run / "checkpoint-8") for run in ("whole", "run")))
 
 
 def other_weights(given: TrainConfig, folder: Path) -> TrainConfig:
