@@ -29,7 +29,7 @@ RUN: tuple[dict[str, object], ...] = (
     {"lora": {"r": 4}},
     {"lora": {"r": 4, "dora": True}},
     {"optimization": {"recompute": True}},
-    {"validation": {"mode": "sampled", "decode": 1}},
+    {"validation": {"mode": "sampled"}},
 )
 CASES = [(recipe, options, {}) for recipe, cases in OPTIONS.items() for options in cases]
 CASES += [(recipe, OPTIONS[recipe][1], run) for recipe in OPTIONS for run in RUN]
