@@ -36,13 +36,12 @@ proof: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(PYTEST) -m long $(INTERPRETED)
 
 # The oldest releases that pyproject.toml promises, in an environment of their own: what differs between releases of
-# transformers, torch, typer and the Hub's client. OLDEST_TESTS="not long" takes what is slow too.
+# transformers, torch and typer. OLDEST_TESTS="not long" takes what is slow too.
 OLDEST := .venv-oldest
 OLDEST_TESTS := not slow and not long
 test-oldest: $(OLDEST)/installed
 	$(OLDEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -m "$(OLDEST_TESTS)" -p no:cacheprovider \
-		tests/test_oldest.py tests/cli/test_help.py tests/evaluate/test_evaluate.py tests/hub tests/runtime tests/targets \
-		tests/train
+		tests/test_oldest.py tests/cli/test_help.py tests/evaluate/test_evaluate.py tests/runtime tests/targets tests/train
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)

@@ -364,6 +364,6 @@ def test_the_token_goes_to_the_hub_alone(server: HubServer, home: Path, tmp_path
     with HubServer({"org/draft": tmp_path / "draft"}) as elsewhere:
         server.storage = elsewhere.endpoint
         (located,) = run(home, server.endpoint, "org/draft", HF_TOKEN="hf_secret", HF_HUB_DISABLE_XET="0")
-        assert f"{elsewhere.endpoint} asks for the Hub's token, which is sent only to the Hub" in located["error"]
     assert "Bearer hf_secret" in server.tokens
     assert "Bearer hf_secret" not in elsewhere.tokens
+    assert f"{elsewhere.endpoint} asks for the Hub's token, which is sent only to the Hub" in located["error"]
