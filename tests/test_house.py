@@ -26,7 +26,7 @@ ROOMS = (
     "publish", "cli",
 )  # fmt: skip
 MOST_LINES = 100  # of a function
-MOST_OF_ALL, MOST_FILES, MOST_ENTERED = 76_300, 483, 101
+MOST_OF_ALL, MOST_FILES, MOST_ENTERED = 68_800, 441, 101
 FILES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
 )
